@@ -1,0 +1,27 @@
+"""CUDA C++ sources of cupyflash: kernels (.cu, one idea each) and the headers they share (.cuh).
+
+Nothing here runs on the host and no file includes a CUDA header. A reader may start with
+``attention_naive.cu``, the standard method, and go on to ``flash_fwd.cu``.
+"""
+
+from importlib.resources import files
+
+__all__ = ["CATALOGUE", "source"]
+
+#: Kernel file -> what it computes, its compile-time constants and its grid.
+CATALOGUE = {
+    "attention_naive": "attention by the standard method, scores and weights in device memory: three kernels, "
+    "`scores`, `softmax` and `weighted_values`",
+    "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT_BFLOAT16, HEAD_DIM, HEAD_DIM_V, "
+    "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
+    "strided_copy": "one array into another of the same shape and any strides; ELEMENT_BYTES; one thread per element",
+}
+
+
+def source(name: str) -> str:
+    """Text of one file of this package.
+
+    >>> source("flash_fwd.cu").count("__global__")
+    1
+    """
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

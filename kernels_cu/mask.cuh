@@ -1,0 +1,35 @@
+// Which keys a query sees: key j is visible to query i iff j <= last_visible_key(i).
+
+__device__ __forceinline__ int last_visible_key(int query, int seqlen_k, int causal_shift) {
+    if (!CAUSAL) return seqlen_k - 1;
+    return int(min(int64_t(query) + causal_shift, int64_t(seqlen_k - 1)));
+}
+
+// The visible part of a tile, for the two rows that this lane has in each of its 16-row tiles.
+template <int M_TILES>
+struct TileMask {
+    int limit[M_TILES][2];   // last visible column of the tile; negative where there is none
+
+    __device__ TileMask(int first_query, int first_key, int seqlen_k, int causal_shift, int lane) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                limit[m][half] =
+                    last_visible_key(first_query + m * MMA_M + half * 8 + lane / 4, seqlen_k, causal_shift) - first_key;
+    }
+
+    __device__ bool visible(int m, int half, int column) const { return column <= limit[m][half]; }
+
+    // Removes masked scores: selected, so that not even a NaN among them survives.
+    template <int N_TILES>
+    __device__ void apply(float (&scores)[M_TILES][N_TILES][4], int lane) const {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (!visible(m, i / 2, n * MMA_N + lane % 4 * 2 + i % 2)) scores[m][n][i] = -infinity();
+    }
+};

@@ -1,0 +1,81 @@
+// Tiles of 16-bit elements in shared memory, and their copies from and to device memory.
+
+constexpr int CHUNK = 8;               // elements in one 16-byte access
+constexpr int CHUNKS_PER_LINE = 8;     // a line of 128 bytes spans all 32 banks
+constexpr int LINE = CHUNK * CHUNKS_PER_LINE;
+
+// ROWS x COLS elements. Rows are whole lines, and chunk c of row r lies at chunk c ^ (r % 8) of its
+// line: the eight rows that one ldmatrix phase reads then lie in eight different bank groups.
+template <int ROWS, int COLS>
+struct SharedTile {
+    static constexpr int NUM_ROWS = ROWS;
+    static constexpr int LINES = ceil_div(COLS, LINE);
+    static constexpr int ROW_BYTES = LINES * LINE * 2;
+    static constexpr int BYTES = ROWS * ROW_BYTES;
+
+    uint32_t base;   // shared-memory address, a multiple of 128
+
+    __device__ uint32_t address(int row, int chunk) const {
+        return base + row * ROW_BYTES + chunk / CHUNKS_PER_LINE * 128 + (chunk % CHUNKS_PER_LINE ^ row % 8) * 16;
+    }
+};
+
+// The address of fragment column k (16 elements wide) from the address of column 0: a swizzled line
+// holds four of them.
+__device__ __forceinline__ uint32_t fragment_column(uint32_t address, int k) { return (address ^ k % 4 * 32) + k / 4 * 128; }
+
+// One thread's share in copying the successive tiles of a matrix to shared memory: one chunk of each
+// line of every ROW_STEP-th row, so that eight threads read 128 consecutive bytes.
+template <int ROWS, int COLS, int NUM_THREADS>
+struct TileLoader {
+    using Tile = SharedTile<ROWS, COLS>;
+    static constexpr int NUM_ROWS = ROWS;
+    static constexpr int ROW_STEP = NUM_THREADS / CHUNKS_PER_LINE;
+    static_assert(ROWS % ROW_STEP == 0 && ROW_STEP % 8 == 0, "each thread copies whole rows with one swizzle");
+
+    const uint16_t* source;   // this thread's first chunk of the next tile
+    int64_t step;             // elements from one of its rows to the next
+    uint32_t destination;
+    int row;
+    bool last_chunk;          // whether the head dimension reaches this thread's chunk in the last line
+
+    __device__ TileLoader(Tile tile, const uint16_t* matrix, int64_t row_stride, int head_dim, int thread) {
+        const int chunk = thread % CHUNKS_PER_LINE;
+        row = thread / CHUNKS_PER_LINE;
+        source = matrix + row * row_stride + chunk * CHUNK;
+        step = ROW_STEP * row_stride;
+        destination = tile.address(row, chunk);
+        last_chunk = (Tile::LINES - 1) * LINE + chunk * CHUNK < head_dim;
+    }
+
+    // Starts the copy of the next tile, of which `num_rows` rows exist; zeros stand for the others.
+    __device__ void load_async(int num_rows) {
+        const int rows_left = num_rows - row;
+        const int rows_left_in_last_line = last_chunk ? rows_left : 0;
+#pragma unroll
+        for (int i = 0; i < ROWS / ROW_STEP; ++i) {
+#pragma unroll
+            for (int line = 0; line < Tile::LINES; ++line)
+                cp_async_16(destination + i * ROW_STEP * Tile::ROW_BYTES + line * 128, source + line * LINE,
+                            i * ROW_STEP < (line + 1 < Tile::LINES ? rows_left : rows_left_in_last_line));
+            source += step;
+        }
+        cp_async_commit_group();
+    }
+};
+
+// Copies rows of a tile, `num_rows` of them, to device memory; the 32 lanes of one warp.
+template <int ROWS, typename Tile>
+__device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t row_stride, int num_rows, int head_dim,
+                           int lane) {
+    constexpr int ROW_STEP = WARP_SIZE / CHUNKS_PER_LINE;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += ROW_STEP)
+#pragma unroll
+        for (int line = 0; line < Tile::LINES; ++line) {
+            const int row = first_row + i + lane / CHUNKS_PER_LINE;
+            const int chunk = line * CHUNKS_PER_LINE + lane % CHUNKS_PER_LINE;
+            if (row < num_rows && chunk * CHUNK < head_dim)
+                *reinterpret_cast<uint4*>(matrix + row * row_stride + chunk * CHUNK) = ld_shared_v4(tile.address(row, chunk));
+        }
+}
