@@ -1,0 +1,173 @@
+"""Problem and architecture -> kernel, constants, tile sizes, grid, block and shared memory. Needs no device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupyflash._problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Problem
+
+MAX_BLOCKS = 2**31 - 1
+THREADS_PER_BLOCK = 256  # of the kernels with one thread per element
+WARP_SIZE = 32
+KIB = 1024
+
+#: Shared memory that one block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_MEMORY_PER_BLOCK = {
+    75: 64 * KIB,
+    80: 163 * KIB,
+    86: 99 * KIB,
+    87: 163 * KIB,
+    89: 99 * KIB,
+    90: 227 * KIB,
+    100: 227 * KIB,
+    103: 227 * KIB,
+    110: 227 * KIB,
+    120: 99 * KIB,
+    121: 99 * KIB,
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries and keys of one step of a block, and the warps that share the queries."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """Everything about a launch but its arguments. ``file`` is the kernel's file, ``name`` its entry in it."""
+
+    file: str
+    name: str
+    defines: Mapping[str, int | str]
+    grid: int
+    block: int
+    shared_bytes: int = 0
+
+
+def shared_memory_per_block(arch: str) -> int:
+    """Bytes of shared memory that a block may have on ``arch`` ("sm_80"); on an unknown one, the least since sm_80."""
+    return SHARED_MEMORY_PER_BLOCK.get(compute_capability(arch), 99 * KIB)
+
+
+def compute_capability(arch: str) -> int:
+    """80 of "sm_80"."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
+def check_architecture(dtype: np.dtype, arch: str) -> None:
+    """Raise where the kernels for ``dtype`` cannot run on ``arch``."""
+    if compute_capability(arch) < 75:
+        raise RuntimeError(f"{arch}: the kernels need compute capability 7.5 or later")
+    if dtype == BFLOAT16 and compute_capability(arch) < 80:
+        raise TypeError(f"q: dtype bfloat16 needs sm_80 or later, and this is {arch}; use float16")
+
+
+def flash_fwd_tile(head_dim: int, head_dim_v: int, arch: str) -> Tile:
+    """Tile sizes for a pair of head dimensions. They never depend on lengths, so that neither do a row's bits.
+
+    32 queries per warp read each key from shared memory half as often as 16 do; where their accumulators no longer
+    fit the registers (sm_75, head_dim > 128), or the tile the shared memory, a warp has 16.
+    """
+    head_dim = max(head_dim, head_dim_v)
+    if compute_capability(arch) < 80:
+        return Tile(64, 64, 4) if head_dim <= 128 else Tile(64, 32, 4)
+    if head_dim <= 64:
+        return Tile(128, 128, 4)
+    if head_dim <= 128:
+        return Tile(128, 64, 4)
+    return Tile(128, 64, 8) if shared_memory_per_block(arch) >= 128 * KIB else Tile(64, 64, 4)
+
+
+def flash_fwd_defines(
+    dtype: np.dtype, head_dim: int, head_dim_v: int, *, causal: bool, scale_positive: bool, arch: str
+) -> dict[str, int | str]:
+    """Compile-time constants of ``flash_fwd``.
+
+    >>> flash_fwd_defines(np.dtype("float16"), 64, 50, causal=True, scale_positive=True, arch="sm_80")["HEAD_DIM_V"]
+    64
+    """
+    tile = flash_fwd_tile(head_dim, head_dim_v, arch)
+    return {
+        "ELEMENT_BFLOAT16": int(dtype == BFLOAT16),
+        "HEAD_DIM": round_up(head_dim, 16),
+        "HEAD_DIM_V": round_up(head_dim_v, 16),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "NUM_WARPS": tile.num_warps,
+        "CAUSAL": int(causal),
+        "SCALE_POSITIVE": int(scale_positive),
+    }
+
+
+def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
+    """The tensor-core forward kernel for float16 and bfloat16."""
+    check_architecture(problem.dtype, arch)
+    head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
+    tile = flash_fwd_tile(head_dim, head_dim_v, arch)
+    # A row of a shared tile is whole 128-byte lines; the query tile's place is taken by the out tile at the end.
+    row_q, row_v = round_up(head_dim, 64), round_up(head_dim_v, 64)
+    elements = tile.block_m * max(row_q, row_v) + tile.block_n * (row_q + row_v)
+    return KernelConfig(
+        file="flash_fwd",
+        name="flash_fwd",
+        defines=flash_fwd_defines(
+            problem.dtype,
+            head_dim,
+            head_dim_v,
+            causal=problem.causal,
+            scale_positive=problem.softmax_scale > 0,
+            arch=arch,
+        ),
+        grid=_grid(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
+        block=tile.num_warps * WARP_SIZE,
+        shared_bytes=elements * problem.dtype.itemsize,
+    )
+
+
+_NAIVE_ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
+
+
+def attention_naive(problem: Problem, arch: str) -> tuple[KernelConfig, KernelConfig, KernelConfig]:
+    """The standard method: its scores, softmax and weighted_values kernels."""
+    check_architecture(problem.dtype, arch)
+    rows = problem.num_batches * problem.seqlen_q
+    threads = {
+        "scores": rows * problem.seqlen_k,
+        "softmax": rows * WARP_SIZE,
+        "weighted_values": rows * problem.head_dim_v,
+    }
+    return tuple(
+        _one_thread_each("attention_naive", name, {"ELEMENT": _NAIVE_ELEMENT[problem.dtype]}, num_threads)
+        for name, num_threads in threads.items()
+    )
+
+
+def strided_copy(shape: tuple[int, ...], dtype: np.dtype) -> KernelConfig:
+    """A copy between two strided layouts of one shape."""
+    return _one_thread_each("strided_copy", "strided_copy", {"ELEMENT_BYTES": dtype.itemsize}, math.prod(shape))
+
+
+def _one_thread_each(file: str, name: str, defines: Mapping[str, int | str], num_threads: int) -> KernelConfig:
+    return KernelConfig(file, name, defines, _grid(ceil_div(num_threads, THREADS_PER_BLOCK)), THREADS_PER_BLOCK)
+
+
+def _grid(num_blocks: int) -> int:
+    if num_blocks > MAX_BLOCKS:
+        raise ValueError(f"q: the call needs {num_blocks} thread blocks, more than the {MAX_BLOCKS} of one launch")
+    return num_blocks
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    return ceil_div(a, b) * b

@@ -1,0 +1,191 @@
+"""Where arrays live and how kernels run there: CuPy arrays on their GPU, NumPy arrays in the simulator.
+
+Both devices have the same methods and are given the same source, options, grid, block, shared memory and argument
+bytes (addresses aside). A kernel takes one structure, packed here as a NumPy structured scalar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupyflash import _source
+from cupyflash._config import KernelConfig
+from cupyflash._problem import MAX_BATCH_DIMS
+
+OPTIONS = ("-std=c++17", "-fmad=false")
+
+_BATCH_STRIDES = (np.int64, (MAX_BATCH_DIMS,))
+BATCH_SHAPE = np.dtype([("ndim", np.int32), ("size", np.int32, (MAX_BATCH_DIMS,))], align=True)
+#: A matrix with unit column stride, per batch (``Operand`` in common.cuh); strides count elements.
+OPERAND = np.dtype([("data", np.uint64), ("row_stride", np.int64), ("batch_stride", *_BATCH_STRIDES)], align=True)
+#: The same with any column stride (``Matrix`` in attention_naive.cu).
+MATRIX = np.dtype(
+    [("data", np.uint64), ("row_stride", np.int64), ("column_stride", np.int64), ("batch_stride", *_BATCH_STRIDES)],
+    align=True,
+)
+FLASH_FWD = np.dtype(
+    [
+        *((name, OPERAND) for name in ("q", "k", "v", "out")),
+        ("lse", np.uint64),
+        ("batch", BATCH_SHAPE),
+        *((name, np.int32) for name in ("seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")),
+        ("scale_log2", np.float32),
+    ],
+    align=True,
+)
+STRIDED_COPY = np.dtype(
+    [
+        ("source", np.uint64),
+        ("target", np.uint64),
+        *((f"{array}_{what}_stride", np.int64) for array in ("source", "target") for what in ("row", "column")),
+        ("source_batch_stride", *_BATCH_STRIDES),
+        ("target_batch_stride", *_BATCH_STRIDES),
+        ("batch", BATCH_SHAPE),
+        *((name, np.int32) for name in ("num_batches", "rows", "columns")),
+    ],
+    align=True,
+)
+
+
+def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
+    """Parameters of the three naive kernels; the scale is float64 for float64."""
+    sizes = ("num_batches", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
+    return np.dtype(
+        [
+            *((name, MATRIX) for name in ("q", "k", "v", "out")),
+            ("scores", np.uint64),
+            ("lse", np.uint64),
+            ("batch", BATCH_SHAPE),
+            *((name, np.int32) for name in sizes),
+            ("scale", scale_dtype),
+        ],
+        align=True,
+    )
+
+
+def pack(dtype: np.dtype, **fields: Any) -> np.void:
+    """A structured scalar; a field that is itself a structure is given as a dict, a short array is filled with 0."""
+    params = np.zeros((), dtype)
+    _fill(params, fields)
+    return params[()]
+
+
+def _fill(params: np.ndarray, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            _fill(params[name], value)
+        elif isinstance(value, tuple):
+            params[name][: len(value)] = value
+        else:
+            params[name] = value
+
+
+def batch_shape(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Field values of ``BATCH_SHAPE``."""
+    return {"ndim": len(sizes), "size": sizes}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch and the arrays that its parameters point into."""
+
+    config: KernelConfig
+    params: np.void
+    arrays: tuple[Any, ...]
+
+
+class Simulator:
+    """Runs kernels on NumPy arrays, in place."""
+
+    def __init__(self):
+        from cupyflash import ptxsim
+
+        self._ptxsim = ptxsim
+        self.arch: str = ptxsim.current_settings().arch
+        self.empty = np.empty
+        self.zeros = np.zeros
+
+    def current(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def address(self, array: np.ndarray) -> int:
+        return array.ctypes.data
+
+    def launch(self, launch: Launch) -> None:
+        config = launch.config
+        source = _source.render(config.file, config.defines)
+        module = _memoised(("ptxsim", self.arch, source), lambda: self._ptxsim.RawModule(code=source, options=OPTIONS))
+        with self._ptxsim.device_memory(*launch.arrays):
+            module.get_function(config.name)(
+                (config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes
+            )
+
+
+class Gpu:
+    """Runs kernels on CuPy arrays of one device, on the current stream."""
+
+    def __init__(self, device_id: int):
+        import cupy
+
+        self._cupy = cupy
+        self._device_id = device_id
+        try:
+            self._device = cupy.cuda.Device(device_id)
+            self.arch: str = f"sm_{self._device.compute_capability}"
+        except RuntimeError as error:  # CUDARuntimeError, and a driver that is missing or too old
+            raise RuntimeError(
+                f"q: a cupy.ndarray on device {device_id}, but CuPy finds no usable GPU there ({error}); "
+                "NumPy arrays run in the simulator"
+            ) from error
+        self.empty = cupy.empty
+        self.zeros = cupy.zeros
+
+    def current(self) -> contextlib.AbstractContextManager:
+        return self._device
+
+    def address(self, array) -> int:
+        return array.data.ptr
+
+    def launch(self, launch: Launch) -> None:
+        config = launch.config
+        source = _source.render(config.file, config.defines)
+        module = _memoised(("cupy", source), lambda: self._cupy.RawModule(code=source, options=OPTIONS))
+        kernel = _memoised(
+            ("kernel", self._device_id, source, config.name), lambda: self._kernel(module, config)
+        )  # per device: the shared-memory limit is an attribute of the kernel there
+        kernel((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
+
+    def _kernel(self, module, config: KernelConfig):
+        kernel = module.get_function(config.name)
+        if config.shared_bytes:
+            kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+        return kernel
+
+
+def device_of(kind: str, array: Any) -> Simulator | Gpu:
+    """The device that arrays of this kind and place are computed on."""
+    return Simulator() if kind == "numpy" else Gpu(array.device.id)
+
+
+def run(device: Simulator | Gpu, launches: Iterable[Launch]) -> None:
+    """Run the launches in order; an empty grid is skipped, for which CuPy would launch one block."""
+    for launch in launches:
+        if launch.config.grid:
+            device.launch(launch)
+
+
+_memo: dict[Sequence[Any], Any] = {}
+_memo_lock = threading.RLock()
+
+
+def _memoised(key: Sequence[Any], make: Callable[[], Any]) -> Any:
+    with _memo_lock:
+        if key not in _memo:
+            _memo[key] = make()
+        return _memo[key]

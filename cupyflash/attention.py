@@ -1,0 +1,190 @@
+"""Exact attention, forward: one call for NumPy and CuPy arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cupyflash import _config, _launch
+from cupyflash._launch import Gpu, Launch, Simulator
+from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, attention_problem, merge_batch_dims
+
+_CHUNK = 8  # 16-bit elements in one 16-byte load
+_CHUNK_BYTES = 16
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    return_lse: bool = False,
+    out=None,
+):
+    """softmax(softmax_scale * q @ k.T) @ v, without ever storing the scores.
+
+    A generalised ufunc: ``(..., L, D), (..., S, D), (..., S, Dv) -> (..., L, Dv)``. Leading dimensions broadcast as in
+    :func:`numpy.matmul`. With 4 or more dimensions axis -3 is heads, and the query's count may be a multiple of the
+    key's: query head h then uses key head h // (num_heads // num_kv_heads).
+
+    Parameters
+    ----------
+    q, k, v : numpy.ndarray or cupy.ndarray
+        One dtype, float16 or bfloat16 (``ml_dtypes.bfloat16``); any strides. head_dim D and head_dim_v Dv are
+        1 to 256; L, S and the leading dimensions may be 0. NumPy arrays run in the simulator
+        (:mod:`cupyflash.ptxsim`), CuPy arrays on their GPU and its current stream.
+    softmax_scale : real number, optional
+        Finite, zero and negative included; 1 / sqrt(D) by default.
+    causal : bool
+        Query i sees the keys j <= i + shift only. ``align`` says which::
+
+            L = 2, S = 4      "bottom-right"   x x x .     "top-left"   x . . .
+                              (shift = S - L)  x x x x     (shift = 0)  x x . .
+
+    align : "bottom-right" or "top-left", optional
+        Needed where ``causal`` and L != S.
+    return_lse : bool
+        Also return the natural log of each row's sum of exponentials, shape (..., L), float32.
+    out : array, optional
+        Where to write the result: its shape and dtype, any strides, no overlap with an input.
+
+    Returns
+    -------
+    out : array of the inputs' kind, shape (..., L, Dv), their dtype, C-contiguous unless given
+    lse : with ``return_lse``
+
+    Scores, sums and exponentials are float32, with subnormals flushed to 0; the weights are rounded to the dtype.
+    A query that sees no key has out 0 and lse -inf. What a masked key holds, NaN included, has no influence. Results
+    do not depend on the rest of the batch and are the same, bit for bit, each time.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before anything is launched, naming the argument, its value and what is allowed.
+    RuntimeError
+        For CuPy arrays without a usable GPU.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 5, 8)).astype(np.float16)
+    >>> out, lse = attention(q, k, v, causal=True, return_lse=True)
+    >>> out.shape, out.dtype, lse.shape, lse.dtype
+    ((1, 2, 5, 8), dtype('float16'), (1, 2, 5), dtype('float32'))
+    >>> bool((out[..., 0, :] == v[..., 0, :]).all())  # the first query sees one key
+    True
+    """
+    problem = attention_problem(
+        q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, out=out, dtypes=HALF_TYPES
+    )
+    device = _launch.device_of(problem.kind, q)
+    config = _config.flash_fwd(problem, device.arch)
+    with device.current():
+        if out is None:
+            out = device.empty(problem.out_shape, problem.dtype)
+        lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
+        if config.grid:
+            _launch.run(device, _launches(problem, device, config, q, k, v, out, lse))
+    return (out, lse) if return_lse else out
+
+
+def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, lse) -> list[Launch]:
+    """Copies of what the kernel's 16-byte loads and stores cannot take, and the kernel between them."""
+    before: list[Launch] = []
+    after: list[Launch] = []
+    arrays, layouts = {}, {}
+    rows_q, rows_k = problem.seqlen_q, problem.seqlen_k
+    for name, array, layout, rows, columns in (
+        ("q", q, problem.q, rows_q, problem.head_dim),
+        ("k", k, problem.k, rows_k, problem.head_dim),
+        ("v", v, problem.v, rows_k, problem.head_dim_v),
+        ("out", out, problem.layout(out), rows_q, problem.head_dim_v),
+    ):
+        if _in_chunks(device.address(array), layout, problem.batch_shape, rows, columns):
+            arrays[name], layouts[name] = array, layout
+            continue
+        packed, packed_layout = _packed(device, array.dtype, layout, problem.batch_shape, rows, columns)
+        arrays[name], layouts[name] = packed, packed_layout
+        matrices = problem.batch_shape, rows, columns
+        if name == "out":
+            after.append(_copy(device, packed, packed_layout, array, layout, *matrices))
+        else:
+            before.append(_copy(device, array, layout, packed, packed_layout, *matrices))
+
+    sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layouts[name].batch_strides for name in layouts))
+    operands = {
+        name: {
+            "data": device.address(arrays[name]),
+            "row_stride": layouts[name].row_stride,
+            "batch_stride": strides,
+        }
+        for name, strides in zip(layouts, batch_strides, strict=True)
+    }
+    params = _launch.pack(
+        _launch.FLASH_FWD,
+        **operands,
+        lse=0 if lse is None else device.address(lse),
+        batch=_launch.batch_shape(sizes),
+        seqlen_q=rows_q,
+        seqlen_k=rows_k,
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        causal_shift=problem.causal_shift,
+        scale_log2=problem.softmax_scale * LOG2_E,
+    )
+    touched = (*arrays.values(), *(() if lse is None else (lse,)))
+    return [*before, Launch(config, params, touched), *after]
+
+
+def _in_chunks(address: int, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> bool:
+    """Whether every row is whole 16-byte chunks at multiples of 16 bytes."""
+    strides = [stride for size, stride in zip(batch_shape, layout.batch_strides, strict=True) if size > 1]
+    if rows > 1:
+        strides.append(layout.row_stride)
+    return (
+        layout.column_stride == 1
+        and columns % _CHUNK == 0
+        and address % _CHUNK_BYTES == 0
+        and all(stride % _CHUNK == 0 for stride in strides)
+    )
+
+
+def _packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:
+    """An array of 0 with rows of whole chunks, for the matrices of ``layout``; broadcast dimensions stay so."""
+    own_shape = tuple(size if stride else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True))
+    row_stride = _config.round_up(columns, _CHUNK)
+    packed = device.zeros((*own_shape, rows, row_stride), dtype)
+    batch_strides = tuple(
+        math.prod(own_shape[axis + 1 :]) * rows * row_stride if size > 1 else 0 for axis, size in enumerate(own_shape)
+    )
+    return packed, Layout(batch_strides, row_stride, 1)
+
+
+def _copy(device, source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
+    """Each matrix once: along a dimension that both sides broadcast, only the first."""
+    shape = tuple(
+        size if a or b else 1
+        for size, a, b in zip(batch_shape, source_layout.batch_strides, target_layout.batch_strides, strict=True)
+    )
+    sizes, (source_strides, target_strides) = merge_batch_dims(
+        shape, source_layout.batch_strides, target_layout.batch_strides
+    )
+    params = _launch.pack(
+        _launch.STRIDED_COPY,
+        source=device.address(source),
+        target=device.address(target),
+        source_row_stride=source_layout.row_stride,
+        source_column_stride=source_layout.column_stride,
+        target_row_stride=target_layout.row_stride,
+        target_column_stride=target_layout.column_stride,
+        source_batch_stride=source_strides,
+        target_batch_stride=target_strides,
+        batch=_launch.batch_shape(sizes),
+        num_batches=math.prod(sizes),
+        rows=rows,
+        columns=columns,
+    )
+    return Launch(_config.strided_copy((*sizes, rows, columns), source.dtype), params, (source, target))
