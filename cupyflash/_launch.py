@@ -107,7 +107,7 @@ class Simulator:
         from cupyflash import ptxsim
 
         self._ptxsim = ptxsim
-        self.arch: str = ptxsim.current_settings().arch
+        self.arch: str = ptxsim.current().arch
         self.empty = np.empty
         self.zeros = np.zeros
 

@@ -1,0 +1,314 @@
+"""Rigorous bounds on the error of each element of out and lse, against the exact result for the same inputs.
+
+With s_j the scaled scores of a row, m their maximum, l = sum_j exp(s_j - m), P_j = exp(s_j - m) / l and O = P V, a
+kernel computes the weight of key j in the numerator as P_j (1 + w_j)(1 + t_j)(1 + r_j) and in the denominator as
+P_j (1 + w_j)(1 + g_j). w_j is what both share (score, exponential, rescaling), t_j the rounding of P, r_j the
+accumulation of P V and g_j that of l. Then exactly
+
+    O^ - O = (sum_j P_j w_j (V_j - O) + sum_j P_j (1 + w_j) (((1 + t_j)(1 + r_j) - 1) V_j - g_j O)) / D,
+    D = 1 + sum_j P_j ((1 + w_j)(1 + g_j) - 1):
+
+shared errors multiply V - O, so that they cancel where V is constant. Building blocks: products of n terms by Higham
+(2002) for float32 in any order and by the block-truncation model of tensor cores (Fasi et al. 2021; Khattak and
+Mikaitis 2025); ex2, rcp and lg2 with the errors that the PTX ISA states. The kernels flush float32 subnormals to zero
+(``-ftz=true``): every flushed quantity adds 2^-126 of its own scale.
+
+A bound is infinite where the call promises nothing: a row that sees a non-finite input, a product that may overflow
+float32, a result that may overflow its dtype, or scores so large that their rounding alone moves a weight by a quarter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from cupyflash import reference
+from cupyflash._problem import FLOAT64, HALF_TYPES, LOG2_E, Align, Problem, attention_problem
+
+U32 = 2.0**-24
+FLUSH = 2.0**-126  # below it float32 kernels compute with 0
+EXP_ERROR = 5 * U32  # ex2.approx: 2 ulp from the correctly rounded value
+MIN_KEY_TILE = 32  # the smallest BLOCK_N: no row is rescaled more often than ceil(S / 32) times
+ILL_CONDITIONED = 0.25  # how far the weight of a key may be off, against the row's largest, for a bound to be claimed
+SLACK = 1 + 1e-4  # float64 roundings in the reference and here
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """Unit roundoff, half the smallest subnormal, and the first value that rounds to infinity."""
+
+    unit: float
+    underflow: float
+    overflow: float
+
+    @staticmethod
+    def of(dtype: np.dtype) -> _Precision:
+        info = ml_dtypes.finfo(dtype)
+        unit = float(info.eps) / 2
+        return _Precision(unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    return_lse: bool = False,
+    out=None,
+):
+    """Largest error that each element of :func:`cupyflash.attention` may have, against :mod:`cupyflash.reference`.
+
+    Shapes, options and errors are those of :func:`cupyflash.attention` (q, k, v float16 or bfloat16). Returns float64
+    arrays of the inputs' kind: for out (..., L, Dv), with ``return_lse`` also for lse (..., L). A row that sees no key
+    is exact: bound 0, both lse -inf. ``out``, float64, receives the first.
+
+    Examples
+    --------
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 16, 8)).astype(np.float16)
+    >>> bound, lse_bound = attention(q, k, v, causal=True, return_lse=True)
+    >>> bool((bound < 2e-3 * np.abs(v).max()).all()), bool((lse_bound < 1e-4).all())
+    (True, True)
+    """
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, dtypes=HALF_TYPES)
+    return _returned(problem, _tiled, q, k, v, return_lse, out)
+
+
+def attention_naive(
+    q,
+    k,
+    v,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    return_lse: bool = False,
+    out=None,
+):
+    """The same for :func:`cupyflash.naive.attention`, which rounds scores and weights to the inputs' dtype.
+
+    q, k and v may also be float32 or float64; for float64 the reference's own rounding is included.
+    """
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    return _returned(problem, _naive, q, k, v, return_lse, out)
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """What the bounds are made of, exact up to float64; the last two axes are (query, key) or (query, column)."""
+
+    visible: np.ndarray  # (L, S) bool
+    scores: np.ndarray  # |s|, 0 where masked
+    products: np.ndarray  # |softmax_scale| |q| . |k|, 0 where masked
+    relative: np.ndarray  # x = s - m <= 0, -inf where masked
+    row_max: np.ndarray  # |m|, with a last axis of length 1 as all that follow
+    row_sum: np.ndarray  # l
+    lse: np.ndarray  # |lse|, 0 where the row sees no key
+    weights: np.ndarray  # P (query, key)
+    values: np.ndarray  # V (key, column), non-finite ones replaced by 0
+    out: np.ndarray  # O (query, column)
+    sees_nonfinite: np.ndarray
+    may_overflow: np.ndarray  # a visible q . k, or its product with the scale, in the kernel's arithmetic
+
+    @staticmethod
+    def of(problem: Problem, q, k, v) -> _Exact:
+        q, k, v = reference.on_host(problem, q, k, v)
+        visible = reference.visible_keys(problem)
+        bad_q, bad_k, bad_v = (~np.isfinite(x).all(axis=-1, keepdims=True) for x in (q, k, v))
+        bad_key = np.swapaxes(bad_k, -1, -2) | np.swapaxes(bad_v, -1, -2)
+        sees_nonfinite = (visible & (bad_q | bad_key)).any(axis=-1, keepdims=True)
+        q, k, v = (np.where(np.isfinite(x), x, 0) for x in (q, k, v))
+
+        scores = reference.scaled_scores(problem, q, k)
+        magnitude = np.where(visible, np.abs(q) @ np.swapaxes(np.abs(k), -1, -2), 0)
+        scale = abs(problem.softmax_scale)
+        row_max = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+        row_max = np.where(row_max == -np.inf, 0, row_max)
+        relative = scores - row_max
+        row_sum = np.maximum(np.exp(relative).sum(axis=-1, keepdims=True), 1)
+        weights = np.exp(relative) / row_sum
+        return _Exact(
+            visible=visible,
+            scores=np.where(visible, np.abs(scores), 0),
+            products=scale * magnitude,
+            relative=relative,
+            row_max=np.abs(row_max),
+            row_sum=row_sum,
+            lse=np.abs(row_max + np.log(row_sum)),
+            weights=weights,
+            values=v,
+            out=weights @ v,
+            sees_nonfinite=sees_nonfinite,
+            may_overflow=(magnitude * max(1, scale * LOG2_E) >= _largest(problem) / 2).any(axis=-1, keepdims=True),
+        )
+
+    @property
+    def distance(self) -> np.ndarray:
+        """|x|, 0 where masked."""
+        return np.where(self.visible, -self.relative, 0)
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """The errors of one kernel's steps, as the module's docstring names them; relative unless said."""
+
+    score: np.ndarray  # of the exponent, absolute
+    exponential: float  # of exp and of all rescaling factors together, natural log
+    row_sum: float  # g
+    rounding: float  # t
+    underflow: np.ndarray | float  # absolute part of t
+    accumulation: float  # r
+    flushed: float  # what flushing takes from the sums, absolute
+    normalisation: float  # of the division by l at the end
+
+
+def _tiled(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds for the tiled kernel: online softmax in base 2, P rounded for the tensor cores, float32 accumulators."""
+    element = _Precision.of(problem.dtype)
+    num_keys = problem.seqlen_k
+    num_tiles = -(-num_keys // MIN_KEY_TILE)
+    # The exponent's argument: q . k; then the rounded scale, the fused multiply-add, the maximum's product and the
+    # rescaling arguments, together 6 |x| + |m|; and 8 for what is of second order.
+    score = (
+        dot_error(problem.head_dim) * exact.products
+        + U32 * (6 * exact.distance + exact.row_max + 8)
+        + abs(problem.softmax_scale) * (problem.head_dim + 2) * FLUSH
+    )
+    # A weight that underflows is rounded absolutely, against a maximum that is itself off by the score error.
+    near_max = np.where(exact.relative > -1, score, 0)
+    shift = np.exp(2 * np.max(near_max, axis=-1, keepdims=True, initial=0)) / exact.row_sum
+    errors = _Errors(
+        score=score,
+        exponential=(1 + num_tiles) * EXP_ERROR,
+        row_sum=gamma(num_keys + num_tiles + 2, U32),
+        rounding=element.unit,
+        underflow=(element.underflow + 2 * FLUSH) * shift,
+        accumulation=dot_error(num_keys) + num_tiles * U32,
+        flushed=(num_keys + num_tiles + 3) * FLUSH,
+        normalisation=3 * U32,  # reciprocal, 1 ulp, and product
+    )
+    log_error = U32 * (4 * exact.row_max + 7 * np.log(exact.row_sum) + 3 * exact.lse) + 2.0**-22 + FLUSH
+    return _propagated(problem, exact, errors, log_error)
+
+
+def _naive(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds for the standard method: S and P are stored in the dtype, everything between is float32 or float64."""
+    element = _Precision.of(problem.dtype)
+    double = problem.dtype == FLOAT64
+    unit, flush = (2.0**-53, 0.0) if double else (U32, FLUSH)
+    stored = element.unit if problem.dtype in HALF_TYPES else 0.0
+    num_keys = problem.seqlen_k
+    product_error = gamma(problem.head_dim + 1, unit) * exact.products
+    stored_score_error = (
+        product_error
+        + (stored + 2 * unit) * (exact.scores + product_error)
+        + element.underflow
+        + abs(problem.softmax_scale) * (problem.head_dim + 2) * flush
+    )
+    errors = _Errors(
+        score=stored_score_error + unit * (2 * exact.distance + 8),
+        exponential=6 * unit,
+        row_sum=gamma(num_keys + 5, unit),
+        rounding=stored,
+        underflow=element.underflow + 2 * flush,
+        accumulation=gamma(num_keys + 3, unit),  # with the division by l
+        flushed=(num_keys + 2) * flush,
+        normalisation=0.0,
+    )
+    log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
+    bound, lse_bound = _propagated(problem, exact, errors, log_error)
+    score_overflows = (exact.scores + stored_score_error >= element.overflow).any(axis=-1, keepdims=True)
+    bound, lse_bound = (np.where(score_overflows, np.inf, x) for x in (bound, lse_bound))
+    return (2 * bound, 2 * lse_bound) if double else (bound, lse_bound)  # the reference is as precise, no more
+
+
+def _propagated(problem: Problem, exact: _Exact, errors: _Errors, log_error) -> tuple[np.ndarray, np.ndarray]:
+    """From the errors of the steps to those of out and lse."""
+    element = _Precision.of(problem.dtype)
+    weight_error = _weight_error(exact, errors.score + errors.exponential)
+    upper_weights = exact.weights + weight_error
+    sum_error = errors.row_sum * upper_weights.sum(axis=-1, keepdims=True) + errors.flushed
+    denominator = 1 - weight_error.sum(axis=-1, keepdims=True) - sum_error
+    moved = (weight_error * exact.row_sum > ILL_CONDITIONED).any(axis=-1, keepdims=True)
+    unbounded = exact.sees_nonfinite | exact.may_overflow | moved | (denominator < 0.5)
+    denominator = np.maximum(denominator, 0.5)
+
+    magnitudes = np.abs(exact.values)
+    out = np.abs(exact.out)
+    # A rounding errs by u |x|, or by half the spacing of subnormals (and never by more than a weight flushed to 0).
+    rounding_error = np.maximum(errors.rounding * upper_weights, np.minimum(upper_weights, errors.underflow))
+    numerator = (
+        _spread(weight_error, exact)
+        + (1 + errors.accumulation) * (rounding_error @ magnitudes)
+        + errors.accumulation * (upper_weights @ magnitudes)
+        + sum_error * out
+        + errors.flushed
+    )
+    core = numerator / denominator
+    core += errors.normalisation * (out + core)
+    overflows = exact.visible.astype(np.float64) @ magnitudes >= _largest(problem) / 4
+    if problem.dtype in HALF_TYPES:
+        overflows = overflows | (out + core >= element.overflow)
+        core += np.maximum(element.unit * (out + core), element.underflow)
+    lse_bound = -np.log(denominator) + log_error
+
+    sees_keys = exact.visible.any(axis=-1, keepdims=True)
+    bound = np.where(unbounded | overflows, np.inf, SLACK * core)
+    lse_bound = np.where(unbounded, np.inf, SLACK * lse_bound)
+    return np.where(sees_keys, bound, 0), np.where(sees_keys, lse_bound, 0)
+
+
+def _weight_error(exact: _Exact, error: np.ndarray) -> np.ndarray:
+    """How far each weight moves when its exponent moves by ``error``."""
+    small = exact.weights * np.expm1(np.minimum(error, 1))
+    large = np.exp(np.minimum(exact.relative + error, 1)) / exact.row_sum - exact.weights
+    return np.where(error < 1, small, large)
+
+
+def _spread(weight_error: np.ndarray, exact: _Exact) -> np.ndarray:
+    """sum_j weight_error_j |V_jc - O_c|, one column at a time: no (L, S, Dv) array."""
+    columns = [
+        (weight_error * np.abs(exact.values[..., None, :, c] - exact.out[..., c, None])).sum(axis=-1)
+        for c in range(exact.values.shape[-1])
+    ]
+    return np.stack(columns, axis=-1)
+
+
+def gamma(n: int, unit: float) -> float:
+    """Relative error of n roundings in a row: n u / (1 - n u)."""
+    return n * unit / (1 - n * unit) if n * unit < 1 else math.inf
+
+
+def dot_error(n: int) -> float:
+    """Error of a product of n terms with a live float32 accumulator, relative to the sum of their magnitudes.
+
+    Blocks of w terms truncated with e extra bits lose 2 ceil(n / w) (w 2^-e + 1) u. That is largest for w = 4, e = 0,
+    10 ceil(n / 4) u, which is also above gamma(n + 1), the bound for round-to-nearest in any order.
+    """
+    return 10 * -(-n // 4) * U32
+
+
+def _largest(problem: Problem) -> float:
+    return float(np.finfo(problem.lse_dtype).max)
+
+
+def _returned(problem: Problem, bounds, q, k, v, return_lse: bool, out):
+    if out is not None and (out.shape != problem.out_shape or out.dtype != np.float64):
+        raise ValueError(f"out: {out.dtype} {out.shape}, expected float64 {problem.out_shape}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        bound, lse_bound = bounds(problem, _Exact.of(problem, q, k, v))
+    bound = np.ascontiguousarray(np.broadcast_to(bound, problem.out_shape))
+    lse_bound = np.ascontiguousarray(np.broadcast_to(lse_bound[..., 0], problem.lse_shape))
+    if problem.kind == "cupy":
+        import cupy
+
+        bound, lse_bound = cupy.asarray(bound), cupy.asarray(lse_bound)
+    if out is not None:
+        out[...] = bound
+        bound = out
+    return (bound, lse_bound) if return_lse else bound
