@@ -269,11 +269,11 @@ def _check_scale(softmax_scale, head_dim: int) -> float:
         scale = math.inf
     if not math.isfinite(scale):
         raise ValueError(f"softmax_scale: {softmax_scale!r} is not finite")
-    limits = np.finfo(np.float32)
-    if scale and not (limits.tiny <= abs(scale) and abs(scale) * LOG2_E <= limits.max):
+    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) / LOG2_E
+    if scale and not smallest <= abs(scale) <= largest:
         raise ValueError(
-            f"softmax_scale: {softmax_scale!r} is neither 0 nor, in magnitude, between {limits.tiny:.3g} and "
-            f"{limits.max / LOG2_E:.3g}, where float32 holds it and its product with log2(e) as normal numbers"
+            f"softmax_scale: {softmax_scale!r} is neither 0 nor, in magnitude, between {smallest:.3g} and "
+            f"{largest:.3g}, where float32 holds it and its product with log2(e) as normal numbers"
         )
     return scale
 
