@@ -1,3 +1,13 @@
-"""Exact attention for NumPy and CuPy arrays, compiled from CUDA C++ at first use."""
+"""Exact attention for NumPy and CuPy arrays, compiled from CUDA C++ at first use.
+
+``attention`` runs the tiled tensor-core kernel and ``naive.attention`` the standard method; ``reference.attention``
+is exact and ``bounds.attention`` says how far from it each element may be. All take the same arguments. CuPy arrays
+are computed on their GPU, NumPy arrays by the same kernels in the simulator ``ptxsim``.
+"""
+
+from cupyflash import bounds, naive, reference
+from cupyflash.attention import attention
+
+__all__ = ["attention", "bounds", "naive", "reference"]
 
 __version__ = "0.1.0"
