@@ -31,7 +31,7 @@ MATRIX = np.dtype(
 )
 FLASH_FWD = np.dtype(
     [
-        *((name, OPERAND) for name in ("q", "k", "v", "out")),
+        *((name, OPERAND) for name in ("query", "key", "value", "out")),
         ("lse", np.uint64),
         ("batch", BATCH_SHAPE),
         *((name, np.int32) for name in ("seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")),
@@ -58,7 +58,7 @@ def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
     sizes = ("num_batches", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
     return np.dtype(
         [
-            *((name, MATRIX) for name in ("q", "k", "v", "out")),
+            *((name, MATRIX) for name in ("query", "key", "value", "out")),
             ("scores", np.uint64),
             ("lse", np.uint64),
             ("batch", BATCH_SHAPE),

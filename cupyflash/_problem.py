@@ -75,7 +75,7 @@ class Problem:
 
     def layout(self, array: Any) -> Layout:
         """Layout of an array with the result's leading dimensions."""
-        return _layout(array, self.leading_shape, self.group_size, shared_heads=False)
+        return _layout(array, self.leading_shape, self.grouped_heads)
 
 
 def attention_problem(

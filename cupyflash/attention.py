@@ -98,9 +98,9 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
     arrays, layouts = {}, {}
     rows_q, rows_k = problem.seqlen_q, problem.seqlen_k
     for name, array, layout, rows, columns in (
-        ("q", q, problem.q, rows_q, problem.head_dim),
-        ("k", k, problem.k, rows_k, problem.head_dim),
-        ("v", v, problem.v, rows_k, problem.head_dim_v),
+        ("query", q, problem.q, rows_q, problem.head_dim),
+        ("key", k, problem.k, rows_k, problem.head_dim),
+        ("value", v, problem.v, rows_k, problem.head_dim_v),
         ("out", out, problem.layout(out), rows_q, problem.head_dim_v),
     ):
         if _in_chunks(device.address(array), layout, problem.batch_shape, rows, columns):

@@ -39,7 +39,7 @@ def attention(
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
         scores = device.empty((problem.num_batches, problem.seqlen_q, problem.seqlen_k), problem.dtype)
-        layouts = {"q": problem.q, "k": problem.k, "v": problem.v, "out": problem.layout(out)}
+        layouts = {"query": problem.q, "key": problem.k, "value": problem.v, "out": problem.layout(out)}
         sizes, batch_strides = merge_batch_dims(
             problem.batch_shape, *(layout.batch_strides for layout in layouts.values())
         )

@@ -55,7 +55,7 @@ __device__ Compute warp_sum(Compute x) {
 }
 
 // S = scale Q K^T, and -inf where the key is not visible: one thread per score.
-extern "C" __global__ void attention_naive_scores(const __grid_constant__ Params params) {
+extern "C" __global__ void scores(const __grid_constant__ Params params) {
     const int64_t row = thread_index() / params.seqlen_k;
     const int key_idx = int(thread_index() % params.seqlen_k);
     const int query_idx = int(row % params.seqlen_q), batch_idx = int(row / params.seqlen_q);
@@ -75,7 +75,7 @@ extern "C" __global__ void attention_naive_scores(const __grid_constant__ Params
 }
 
 // P = exp(S - max S) / sum exp(S - max S), in place, and lse: one warp per row.
-extern "C" __global__ void attention_naive_softmax(const __grid_constant__ Params params) {
+extern "C" __global__ void softmax(const __grid_constant__ Params params) {
     const int64_t row = thread_index() / WARP_SIZE;
     const int lane = threadIdx.x % WARP_SIZE;
     if (row >= int64_t(params.num_batches) * params.seqlen_q) return;
@@ -102,7 +102,7 @@ extern "C" __global__ void attention_naive_softmax(const __grid_constant__ Param
 }
 
 // O = P V over the visible keys, so that nothing masked is read: one thread per output.
-extern "C" __global__ void attention_naive_out(const __grid_constant__ Params params) {
+extern "C" __global__ void weighted_values(const __grid_constant__ Params params) {
     const int64_t row = thread_index() / params.head_dim_v;
     const int column = int(thread_index() % params.head_dim_v);
     const int query_idx = int(row % params.seqlen_q), batch_idx = int(row / params.seqlen_q);
