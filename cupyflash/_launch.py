@@ -6,7 +6,6 @@ bytes (addresses aside). A kernel takes one structure, packed here as a NumPy st
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -111,8 +110,11 @@ class Simulator:
         self.empty = np.empty
         self.zeros = np.zeros
 
-    def current(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        pass
 
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
@@ -146,8 +148,16 @@ class Gpu:
         self.empty = cupy.empty
         self.zeros = cupy.zeros
 
-    def current(self) -> contextlib.AbstractContextManager:
-        return self._device
+    def __enter__(self) -> Gpu:
+        """Make the device current, for allocations and launches."""
+        self._device.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._device.__exit__(*exception)
+
+    def from_host(self, array: np.ndarray):
+        return self._cupy.asarray(array)
 
     def address(self, array) -> int:
         return array.data.ptr

@@ -82,7 +82,7 @@ def attention(
     )
     device = _launch.device_of(problem.kind, q)
     config = _config.flash_fwd(problem, device.arch)
-    with device.current():
+    with device:
         if out is None:
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None

@@ -177,7 +177,7 @@ def _tiled(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
     score = (
         dot_error(problem.head_dim) * exact.products
         + U32 * (6 * exact.distance + exact.row_max + 8)
-        + abs(problem.softmax_scale) * (problem.head_dim + 2) * FLUSH
+        + _flushed_score(problem, exact, FLUSH)
     )
     # A weight that underflows is rounded absolutely, against a maximum that is itself off by the score error.
     near_max = np.where(exact.relative > -1, score, 0)
@@ -208,7 +208,7 @@ def _naive(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
         product_error
         + (stored + 2 * unit) * (exact.scores + product_error)
         + element.underflow
-        + abs(problem.softmax_scale) * (problem.head_dim + 2) * flush
+        + _flushed_score(problem, exact, flush)
     )
     errors = _Errors(
         score=stored_score_error + unit * (2 * exact.distance + 8),
@@ -279,6 +279,11 @@ def _spread(weight_error: np.ndarray, exact: _Exact) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
+def _flushed_score(problem: Problem, exact: _Exact, flush: float) -> np.ndarray:
+    """What a score loses where products or partial sums of q . k are flushed to zero: each at most once."""
+    return np.minimum(abs(problem.softmax_scale) * (problem.head_dim + 2) * flush, 2 * exact.products)
+
+
 def gamma(n: int, unit: float) -> float:
     """Relative error of n roundings in a row: n u / (1 - n u)."""
     return n * unit / (1 - n * unit) if n * unit < 1 else math.inf
@@ -298,17 +303,6 @@ def _largest(problem: Problem) -> float:
 
 
 def _returned(problem: Problem, bounds, q, k, v, return_lse: bool, out):
-    if out is not None and (out.shape != problem.out_shape or out.dtype != np.float64):
-        raise ValueError(f"out: {out.dtype} {out.shape}, expected float64 {problem.out_shape}")
     with np.errstate(over="ignore", invalid="ignore"):
         bound, lse_bound = bounds(problem, _Exact.of(problem, q, k, v))
-    bound = np.ascontiguousarray(np.broadcast_to(bound, problem.out_shape))
-    lse_bound = np.ascontiguousarray(np.broadcast_to(lse_bound[..., 0], problem.lse_shape))
-    if problem.kind == "cupy":
-        import cupy
-
-        bound, lse_bound = cupy.asarray(bound), cupy.asarray(lse_bound)
-    if out is not None:
-        out[...] = bound
-        bound = out
-    return (bound, lse_bound) if return_lse else bound
+    return reference.returned(problem, q, bound, lse_bound[..., 0], return_lse, out)

@@ -34,7 +34,7 @@ def attention(
     problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, out=out)
     device = _launch.device_of(problem.kind, q)
     configs = _config.attention_naive(problem, device.arch)
-    with device.current():
+    with device:
         if out is None:
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupyflash._problem import Align, Problem, attention_problem
+from cupyflash._launch import Gpu
+from cupyflash._problem import Align, Problem, array_kind, attention_problem
 
 
 def attention(
@@ -36,22 +37,35 @@ def attention(
     array([[1.]])
     """
     problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
-    if out is not None and (out.shape != problem.out_shape or out.dtype != np.float64):
-        raise ValueError(f"out: {out.dtype} {out.shape}, expected float64 {problem.out_shape}")
-    result, lse = _attention(problem, *on_host(problem, q, k, v))
-    if problem.kind == "cupy":
-        import cupy
+    return returned(problem, q, *_attention(problem, *on_host(problem, q, k, v)), return_lse, out)
 
-        result, lse = cupy.asarray(result), cupy.asarray(lse)
+
+def returned(problem: Problem, q, result: np.ndarray, lse: np.ndarray, return_lse: bool, out):
+    """Float64 results computed on the host, as arrays of the problem's shape, of q's kind and on its device."""
+    result = np.ascontiguousarray(np.broadcast_to(result, problem.out_shape))
+    lse = np.ascontiguousarray(np.broadcast_to(lse, problem.lse_shape))
     if out is not None:
+        if array_kind(out, "out") != problem.kind:
+            raise TypeError(f"out: {array_kind(out, 'out')} array, but q is a {problem.kind} array")
+        if out.shape != problem.out_shape or out.dtype != np.float64:
+            raise ValueError(f"out: {out.dtype} {out.shape}, expected float64 {problem.out_shape}")
+    if problem.kind == "cupy":
+        with Gpu(q.device.id) as gpu:
+            result, lse = gpu.from_host(result), gpu.from_host(lse)
+            if out is not None:
+                out[...] = result
+    elif out is not None:
         out[...] = result
-        result = out
+    result = result if out is None else out
     return (result, lse) if return_lse else result
 
 
 def on_host(problem: Problem, q, k, v) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k and v as float64 NumPy arrays that broadcast: a key head is repeated for each query head that uses it."""
-    q, k, v = ((array.get() if problem.kind == "cupy" else array).astype(np.float64) for array in (q, k, v))
+    if problem.kind == "cupy":
+        with Gpu(q.device.id):
+            q, k, v = (array.get() for array in (q, k, v))
+    q, k, v = (array.astype(np.float64) for array in (q, k, v))
     if problem.grouped_heads:
         num_kv_heads, group = problem.grouped_heads
         k, v = (
@@ -98,8 +112,4 @@ def _attention(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) ->
             value = v[..., key_idx, None, :]
             seen = (scores[..., key_idx, None] != -np.inf) & ~np.isfinite(value)
             out = out + np.where(seen, weights[..., key_idx, None] * value, 0)
-    shape = problem.leading_shape
-    return (
-        np.ascontiguousarray(np.broadcast_to(out, problem.out_shape)),
-        np.ascontiguousarray(np.broadcast_to(lse, (*shape, problem.seqlen_q))),
-    )
+    return out, lse
