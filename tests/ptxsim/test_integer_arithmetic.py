@@ -1,0 +1,86 @@
+"""Integer arithmetic of every width against Python's unbounded integers."""
+
+import pytest
+
+from .instructions import Instruction, InstructionTable
+
+
+def truncated_div(a, b):
+    """C and PTX division rounds toward zero, Python's rounds down."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def bits_of(ptx_type):
+    return int(ptx_type[1:])
+
+
+def div(ptx_type):
+    """Division by zero and the one overflow are unspecified: unchecked, but they must not stop the launch."""
+    lowest = -(1 << bits_of(ptx_type) - 1)
+    return lambda a, b: None if b == 0 or (a == lowest and b == -1) else truncated_div(a, b)
+
+
+def rem(ptx_type):
+    lowest = -(1 << bits_of(ptx_type) - 1)
+    return lambda a, b: None if b == 0 or (a == lowest and b == -1) else a - b * truncated_div(a, b)
+
+
+def saturated(low, high):
+    return lambda x: min(max(x, low), high)
+
+
+def basic():
+    for t in ("s16", "u16", "s32", "u32", "s64", "u64"):
+        two, three, n = f"{t} {t} -> {t}", f"{t} {t} {t} -> {t}", bits_of(t)
+        yield Instruction(f"add.{t}", two, lambda a, b: a + b)
+        yield Instruction(f"sub.{t}", two, lambda a, b: a - b)
+        yield Instruction(f"mul.lo.{t}", two, lambda a, b: a * b)
+        yield Instruction(f"mul.hi.{t}", two, lambda a, b, n=n: a * b >> n)
+        yield Instruction(f"mad.lo.{t}", three, lambda a, b, c: a * b + c)
+        yield Instruction(f"mad.hi.{t}", three, lambda a, b, c, n=n: (a * b >> n) + c)
+        yield Instruction(f"div.{t}", two, div(t))
+        yield Instruction(f"rem.{t}", two, rem(t))
+        yield Instruction(f"min.{t}", two, min)
+        yield Instruction(f"max.{t}", two, max)
+    for t in ("s16", "s32", "s64"):
+        yield Instruction(f"neg.{t}", f"{t} -> {t}", lambda a: -a)
+        yield Instruction(f"abs.{t}", f"{t} -> {t}", abs)
+
+
+def widening():
+    for t, wide in (("s16", "s32"), ("u16", "u32"), ("s32", "s64"), ("u32", "u64")):
+        yield Instruction(f"mul.wide.{t}", f"{t} {t} -> {wide}", lambda a, b: a * b)
+        yield Instruction(f"mad.wide.{t}", f"{t} {t} {wide} -> {wide}", lambda a, b, c: a * b + c)
+
+
+def special():
+    s32 = saturated(-(1 << 31), (1 << 31) - 1)
+    yield Instruction("add.sat.s32", "s32 s32 -> s32", lambda a, b: s32(a + b))
+    yield Instruction("sub.sat.s32", "s32 s32 -> s32", lambda a, b: s32(a - b))
+    yield Instruction("sad.u32", "u32 u32 u32 -> u32", lambda a, b, c: c + abs(a - b))
+    yield Instruction("sad.s32", "s32 s32 s32 -> s32", lambda a, b, c: c + abs(a - b))
+    carry_in = "add.cc.u32 %0, %1, %2; addc.u32 %0, %3, %4;"
+    four = "u32 u32 u32 u32 -> u32"
+    yield Instruction("addc.u32", four, lambda a, b, c, d: c + d + (a + b >> 32), asm=carry_in)
+    borrow_in = "sub.cc.u32 %0, %1, %2; subc.u32 %0, %3, %4;"
+    yield Instruction("subc.u32", four, lambda a, b, c, d: c - d - (a < b), asm=borrow_in)
+
+
+def compiled():
+    """The same operations as the compiler writes them."""
+    yield Instruction("c", "s32 s32 -> s32", lambda a, b: a * b + a - b, c="int(a) * int(b) + int(a) - int(b)")
+    yield Instruction("c", "s32 s32 -> s32", div("s32"), c="int(a) / int(b)")
+    yield Instruction("c", "s64 s64 -> s64", rem("s64"), c="(long long)a % (long long)b")
+    yield Instruction("c", "u32 u32 -> u64", lambda a, b: a * b, c="(unsigned long long)a * b")
+    yield Instruction("c", "u64 u64 -> u64", lambda a, b: a * b >> 64, c="__umul64hi(a, b)")
+    yield Instruction("c", "s32 -> s32", lambda a: truncated_div(a, 7), c="int(a) / 7")
+    yield Instruction("c", "u64 -> u64", lambda a: a % 1000003, c="a % 1000003")
+    yield Instruction("c", "u16 u16 -> u16", lambda a, b: a * b + 3, c="a * b + 3")
+
+
+TABLE = InstructionTable([*basic(), *widening(), *special(), *compiled()])
+
+
+@pytest.mark.parametrize("instruction", TABLE, ids=str)
+def test_integer_arithmetic(instruction):
+    TABLE.check(instruction)
