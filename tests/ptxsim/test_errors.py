@@ -1,0 +1,161 @@
+"""What cannot be launched or run is refused with the name, the value, and what would be right."""
+
+import numpy as np
+import pytest
+
+from cupyflash import ptxsim
+
+from .kernels import OPTIONS, launch, module, poisoned
+
+FILL = """
+extern "C" __global__ void fill(float* out, float x, int n) {
+  if ((int)threadIdx.x < n) out[threadIdx.x] = x;
+}"""
+
+
+def call(args, grid=(1,), block=(32,), shared_mem=0, source=FILL, **settings):
+    kernel = module(source).get_function(source.split("void ")[1].split("(")[0])
+    with ptxsim.settings(**settings):
+        kernel(grid, block, args, shared_mem=shared_mem)
+
+
+def test_the_right_call_works():
+    out = poisoned(32, np.float32)
+    call((out, np.float32(2), np.int32(32)))
+    assert (out == 2).all()
+
+
+@pytest.mark.parametrize("drop", [1, 2, 3])
+def test_too_few_arguments(drop):
+    arguments = (poisoned(32, np.float32), np.float32(2), np.int32(32))
+    with pytest.raises((TypeError, ValueError), match=r"3"):
+        call(arguments[:-drop])
+
+
+def test_too_many_arguments():
+    with pytest.raises((TypeError, ValueError), match=r"4"):
+        call((poisoned(32, np.float32), np.float32(2), np.int32(32), np.int32(1)))
+
+
+@pytest.mark.parametrize(
+    "position, value", [(1, 2.0), (1, np.float64(2)), (2, 32), (2, np.int16(32)), (2, None), (0, np.int32(0))]
+)
+def test_arguments_of_the_wrong_size(position, value):
+    """A Python float is a double and a Python int 64 bits: neither fits a 4-byte parameter; CuPy would corrupt it."""
+    arguments = [poisoned(32, np.float32), np.float32(2), np.int32(32)]
+    arguments[position] = value
+    with pytest.raises((TypeError, ValueError), match=r"bytes"):
+        call(tuple(arguments))
+    assert np.isnan(arguments[0]).all() if position else True
+
+
+@pytest.mark.parametrize("value", ["2", [1.0], (1,), {"x": 1}, 2 + 3j, object(), b"ab"])
+def test_arguments_of_a_type_that_has_no_meaning(value):
+    with pytest.raises(TypeError):
+        call((poisoned(32, np.float32), value, np.int32(32)))
+
+
+def test_structs_of_the_wrong_size():
+    source = """
+    struct Params { long long a, b; };
+    extern "C" __global__ void structs(int* out, Params p) { out[0] = (int)(p.a + p.b); }"""
+    good = np.zeros((), [("a", "i8"), ("b", "i8")])
+    call((poisoned(1, np.int32), good[()]), source=source)
+    for bad in (np.zeros((), [("a", "i8"), ("b", "i4")]), np.zeros((), [("a", "i8"), ("b", "i8"), ("c", "i1")])):
+        with pytest.raises((TypeError, ValueError), match=r"16"):
+            call((poisoned(1, np.int32), bad[()]), source=source)
+
+
+def test_unknown_kernel_names_list_the_known_ones():
+    with pytest.raises(Exception, match=r"fil\b.*fill|fill.*fil\b"):
+        module(FILL).get_function("fil")
+
+
+ARGUMENTS = (np.zeros(4096, np.float32), np.float32(1), np.int32(1))
+
+
+@pytest.mark.parametrize(
+    "grid, block",
+    [
+        ((1,), (1025,)),
+        ((1,), (32, 33)),
+        ((1,), (1, 1, 65)),
+        ((1,), (0,)),
+        ((0,), (32,)),
+        ((1, 65536), (1,)),
+        ((1, 1, 65536), (1,)),
+        ((2**31,), (1,)),
+        ((-1,), (32,)),
+        ((1, 1, 1, 1), (32,)),
+        ((1,), (32, 1, 1, 1)),
+        ((1,), (-32,)),
+    ],
+)
+def test_launches_outside_the_limits(grid, block):
+    with pytest.raises(ValueError, match=r"grid|block"):
+        call(ARGUMENTS, grid=grid, block=block)
+
+
+@pytest.mark.parametrize("arch, limit", [("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90", 227), ("sm_120", 99)])
+def test_shared_memory_limits(arch, limit):
+    """Static and dynamic shared memory together may fill what a block of the architecture can have, no more."""
+    source = """
+    extern __shared__ int dynamic[];
+    extern "C" __global__ void big(int* out) {
+      __shared__ int fixed[256];
+      fixed[threadIdx.x] = dynamic[0] = 1;
+      __syncthreads();
+      out[threadIdx.x] = fixed[31 - threadIdx.x];
+    }"""
+    out = poisoned(32, np.int32)
+    launch(source, 1, 32, out, arch=arch, shared_mem=(limit - 1) * 1024)
+    assert (out == 1).all()
+    with pytest.raises(ValueError, match=r"shared"):
+        launch(source, 1, 32, out, arch=arch, shared_mem=(limit - 1) * 1024 + 4)
+
+
+def test_compile_errors_carry_the_log():
+    source = 'extern "C" __global__ void broken(int* out) {\n  out[0] = undefined_name;\n}'
+    with pytest.raises(Exception, match=r"undefined_name") as error:
+        ptxsim.RawModule(code=source, options=OPTIONS)
+    assert "(2)" in str(error.value) or "line 2" in str(error.value), str(error.value)
+
+
+def test_unsupported_instructions_are_listed_at_load():
+    """Every one with its PTX text and its CUDA line, before anything runs."""
+    source = """
+    extern "C" __global__ void exotic(unsigned* out) {
+      unsigned a = threadIdx.x, b;
+      asm volatile("vadd.u32.u32.u32 %0, %1, %1;" : "=r"(b) : "r"(a));  // first
+      out[0] = b;
+      asm volatile("pmevent 3;");  // second
+    }"""
+    with pytest.raises(NotImplementedError) as error:
+        ptxsim.RawModule(code=source, options=OPTIONS).get_function("exotic")
+    message = str(error.value)
+    lines = source.splitlines()
+    for text, mark in (("vadd.u32.u32.u32", "// first"), ("pmevent", "// second")):
+        number = next(k for k, line in enumerate(lines, 1) if mark in line)
+        assert text in message and str(number) in message, message
+
+
+@pytest.mark.parametrize(
+    "choice", [{"arch": "sm_70"}, {"arch": "80"}, {"mma": "fp31"}, {"schedule": "sideways"}, {"speed": "fast"}]
+)
+def test_settings_that_do_not_exist(choice):
+    with pytest.raises((ValueError, TypeError), match=next(iter(choice))):
+        with ptxsim.settings(**choice):
+            pass
+
+
+def test_an_instruction_of_a_newer_architecture_is_not_accepted_by_an_older_one():
+    """cp.async does not exist on sm_75: loading it there must fail rather than run."""
+    source = """
+    extern "C" __global__ void early(const int4* x) {
+      __shared__ int4 tile;
+      unsigned to = (unsigned)__cvta_generic_to_shared(&tile);
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x));
+    }"""
+    launch(source, 1, 1, np.zeros((1, 4), np.int32))
+    with pytest.raises((NotImplementedError, ValueError, ptxsim.SimulationError)):
+        launch(source, 1, 1, np.zeros((1, 4), np.int32), arch="sm_75")

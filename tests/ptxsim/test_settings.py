@@ -1,0 +1,71 @@
+"""settings(): scoped choices, restored on leaving, private to each thread; progress is told and may interrupt."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cupyflash import ptxsim
+
+from .kernels import OPTIONS, launch, poisoned
+
+ARCH = 'extern "C" __global__ void arch(int* out) { out[threadIdx.x] = __CUDA_ARCH__; }'
+
+
+def current_arch():
+    """What a module built under the settings in force is compiled for."""
+    out = poisoned(1, np.int32)
+    ptxsim.RawModule(code=ARCH, options=OPTIONS).get_function("arch")((1,), (1,), (out,))
+    return int(out[0])
+
+
+def test_settings_nest_and_are_restored():
+    assert current_arch() == 800
+    with ptxsim.settings(arch="sm_90"):
+        assert current_arch() == 900
+        with ptxsim.settings(schedule="random", seed=3):
+            assert current_arch() == 900
+            with ptxsim.settings(arch="sm_75"):
+                assert current_arch() == 750
+        assert current_arch() == 900
+    assert current_arch() == 800
+
+
+def test_settings_are_restored_after_an_error():
+    with pytest.raises(KeyError), ptxsim.settings(arch="sm_90"):
+        raise KeyError("stop")
+    assert current_arch() == 800
+
+
+def test_settings_do_not_leak_into_other_threads():
+    seen = []
+    with ptxsim.settings(arch="sm_90"):
+        thread = threading.Thread(target=lambda: seen.append(current_arch()))
+        thread.start()
+        thread.join(60)
+    assert seen == [800]
+
+
+FILL = """
+extern "C" __global__ void fill(int* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = blockIdx.x; }"""
+
+
+def test_progress_counts_blocks_up_to_all_of_them():
+    calls = []
+    out = poisoned((3000, 32), np.int32)
+    launch(FILL, 3000, 32, out, progress=lambda done, total: calls.append((done, total)))
+    assert calls and calls[-1] == (3000, 3000)
+    assert all(total == 3000 for _, total in calls)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    np.testing.assert_array_equal(out, np.repeat(np.arange(3000), 32).reshape(3000, 32))
+
+
+def test_an_exception_in_progress_reaches_the_caller():
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(FILL, 100, 32, poisoned((100, 32), np.int32), progress=stop)
+    out = poisoned((100, 32), np.int32)
+    launch(FILL, 100, 32, out)
+    assert (out[:, 0] == np.arange(100)).all()
