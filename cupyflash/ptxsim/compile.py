@@ -1,0 +1,119 @@
+"""CUDA C++ to PTX by NVRTC, through CuPy's own binding, with a disk cache that needs neither."""
+
+import hashlib
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from .errors import CompileError
+from .settings import current
+
+_SOURCE_NAME = "kernel.cu"
+_FORMAT = "1"  # of a cache entry
+
+
+def compile_ptx(code, options=(), arch=None, name_expressions=None):
+    """Compile CUDA C++ as ``cupy.RawModule`` would on a GPU of this ``arch``, and return its PTX.
+
+    Parameters
+    ----------
+    code : str
+        CUDA C++ source.
+    options : tuple of str
+        NVRTC options; CuPy's own (``-ftz=true``, ``-std=c++17`` unless given) are added.
+    arch : str, optional
+        Such as ``"sm_80"``; default: that of the settings in force.
+
+    Raises
+    ------
+    CompileError
+        With NVRTC's log.
+    """
+    return compile_module(code, options, arch, name_expressions)[0]
+
+
+def compile_module(code, options=(), arch=None, name_expressions=None):
+    """As `compile_ptx`, and also the mapping from name expressions to lowered names."""
+    if not isinstance(options, tuple):
+        raise TypeError(f"options: {type(options).__name__}, must be a tuple of str")
+    names = tuple(name_expressions or ())
+    arguments = _with_cupy_options(options, arch or current().arch)
+    entry = _cache_entry(code, arguments, names)
+    cached = _read(entry)
+    if cached is None:
+        cached = _run_nvrtc(code, arguments, names)
+        _write(entry, cached)
+    lowered, ptx = cached.split("\n", 1)
+    return ptx, dict(zip(names, lowered.split("\t"), strict=False))
+
+
+def _with_cupy_options(options, arch):
+    standard = () if any(o.startswith(("-std=", "--std=")) for o in options) else ("-std=c++17",)
+    own = ("-ftz=true", f"-arch=compute_{arch.removeprefix('sm_')}", "--device-as-default-execution-space", "-lineinfo")
+    return (*options, *standard, *own)
+
+
+def _run_nvrtc(code, arguments, names):
+    from cupy_backends.cuda.libs import nvrtc
+
+    program = nvrtc.createProgram(code, _SOURCE_NAME, (), ())
+    try:
+        for name in names:
+            nvrtc.addNameExpression(program, name)
+        try:
+            nvrtc.compileProgram(program, arguments)
+        except nvrtc.NVRTCError as error:
+            raise CompileError(nvrtc.getProgramLog(program) or str(error), code, arguments) from None
+        ptx = nvrtc.getPTX(program).decode().rstrip("\0")
+        lowered = "\t".join(nvrtc.getLoweredName(program, name) for name in names)
+    finally:
+        nvrtc.destroyProgram(program)
+    return lowered + "\n" + ptx.replace(f'"{os.getcwd()}/', '"')
+
+
+def _nvrtc_version():
+    """Versions of the packages that hold NVRTC: known without loading it."""
+    found = []
+    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return " ".join(found)
+
+
+def _cache_entry(code, arguments, names):
+    parts = (_FORMAT, _nvrtc_version(), *arguments, "", *names, "", code)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return cache_directory() / f"{digest}.ptx"
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: CUPYFLASH_CACHE_DIR, or the user's cache directory."""
+    if chosen := os.environ.get("CUPYFLASH_CACHE_DIR"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "cupyflash"
+
+
+def _read(entry):
+    try:
+        digest, text = entry.read_text().split("\n", 1)
+    except (OSError, ValueError):
+        return None
+    return text if digest == hashlib.sha256(text.encode()).hexdigest() else None
+
+
+def _write(entry, text):
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
+            file.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text)
+        os.replace(file.name, entry)
+    except OSError:
+        pass

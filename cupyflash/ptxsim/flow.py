@@ -1,0 +1,151 @@
+"""Control flow: basic blocks in layout order, what ends each, and which registers live across them."""
+
+import dataclasses
+
+from .parse import Address, Function, Instruction, Memory, Not, Pair, Register
+
+POLLING = {"atom", "nanosleep"}
+POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio"}
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Block:
+    """Instructions that run together. `ending` is the instruction that decides what comes next:
+    bra, brx, ret, exit, a barrier, trap, or None where control falls into the next block."""
+
+    index: int
+    code: list
+    ending: Instruction | None
+    targets: tuple  # block indices; a conditional branch has (taken, fall through)
+    reads: int = 0  # registers, as bit sets
+    writes: int = 0
+    live_in: int = 0
+    live_out: int = 0
+    polls: bool = False
+    run: object = None  # the translated function, made at the first visit
+
+
+def is_barrier(instruction):
+    return instruction.opcode in ("bar", "barrier") and "warp" not in instruction.modifiers
+
+
+def ends_block(instruction):
+    return instruction.opcode in ("bra", "brx", "ret", "exit", "trap") or is_barrier(instruction)
+
+
+def basic_blocks(function: Function) -> list[Block]:
+    """Blocks of a kernel. Index `len(blocks)` stands for the exit."""
+    code = function.code
+    starts = {0, *function.labels.values()}
+    for position, instruction in enumerate(code):
+        if ends_block(instruction):
+            starts.add(position + 1)
+            if is_barrier(instruction) and instruction.guard is not None:
+                starts.add(position)
+    starts = sorted(s for s in starts if s < len(code))
+    number = {position: index for index, position in enumerate(starts)}
+    number[len(code)] = exit_index = len(starts)
+    blocks = []
+    for index, start in enumerate(starts):
+        stop = starts[index + 1] if index + 1 < len(starts) else len(code)
+        body = code[start:stop]
+        ending = body.pop() if body and ends_block(body[-1]) else None
+        following = index + 1
+        if ending is None or is_barrier(ending):
+            targets = (following,)
+        elif ending.opcode == "bra":
+            taken = number[_position(function, ending.operands[0].name, ending)]
+            targets = (taken,) if ending.guard is None else (taken, following)
+        elif ending.opcode == "brx":
+            table = function.tables[ending.operands[1].name]
+            targets = tuple(number[_position(function, name, ending)] for name in table)
+        else:
+            targets = (exit_index,) if ending.guard is None else (exit_index, following)
+        blocks.append(Block(index, body, ending, targets))
+    _liveness(blocks)
+    return blocks
+
+
+def _position(function, label, instruction):
+    if label not in function.labels:
+        raise NotImplementedError(f"{instruction.where}: branch to unknown label {label}")
+    return function.labels[label]
+
+
+def registers_of(operand):
+    """Registers named by an operand, in order."""
+    if isinstance(operand, Register):
+        return [operand]
+    if isinstance(operand, tuple):
+        return [r for item in operand for r in registers_of(item)]
+    if isinstance(operand, Memory):
+        return registers_of(operand.address)
+    if isinstance(operand, Address):
+        return registers_of(operand.base)
+    if isinstance(operand, Not):
+        return [operand.register]
+    if isinstance(operand, Pair):
+        return registers_of(operand.value) + registers_of(operand.predicate)
+    return []
+
+
+_NO_RESULT = {
+    "st", "red", "bra", "brx", "ret", "exit", "bar", "barrier", "cp", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "trap",
+    "stmatrix", "discard", "applypriority", "griddepcontrol", "pmevent", "brkpt",
+}  # fmt: skip
+
+
+def results(instruction: Instruction) -> list[Register]:
+    """Registers that an instruction writes."""
+    if instruction.opcode in ("bar", "barrier") and "red" in instruction.modifiers:
+        return registers_of(instruction.operands[0])
+    if instruction.opcode in _NO_RESULT or not instruction.operands:
+        return []
+    return registers_of(instruction.operands[0])
+
+
+def sources(instruction: Instruction) -> list[Register]:
+    """Registers that an instruction reads, its guard included."""
+    operands = instruction.operands
+    first = 1 if operands and (results(instruction) or instruction.opcode not in _NO_RESULT) else 0
+    read = [r for operand in operands[first:] for r in registers_of(operand)]
+    if instruction.guard is not None:
+        read += registers_of(instruction.guard)
+    return read
+
+
+def _liveness(blocks):
+    for block in blocks:
+        written = read = 0
+        for instruction in block.code + ([block.ending] if block.ending else []):
+            for register in sources(instruction):
+                read |= (1 << register.index) & ~written
+            for register in results(instruction):
+                bit = 1 << register.index
+                if instruction.guard is not None:  # lanes that skip it keep the old value
+                    read |= bit & ~written
+                written |= bit
+            modifiers = instruction.modifiers
+            block.polls |= instruction.opcode in POLLING or not POLLING_MODIFIERS.isdisjoint(modifiers)
+        block.reads, block.writes = read, written
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            out = 0
+            for target in block.targets:
+                if target < len(blocks):
+                    out |= blocks[target].live_in
+            live = block.reads | (out & ~block.writes)
+            if live != block.live_in or out != block.live_out:
+                block.live_in, block.live_out, changed = live, out, True
+
+
+def bits(mask: int) -> list[int]:
+    """Positions of the ones of a bit set, lowest first.
+
+    >>> bits(0b1011)
+    [0, 1, 3]
+    """
+    text = bin(mask)[:1:-1]
+    return [i for i, bit in enumerate(text) if bit == "1"]

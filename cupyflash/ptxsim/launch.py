@@ -1,0 +1,67 @@
+"""One launch: its memory and parameters, and the grid in chunks of blocks."""
+
+import numpy as np
+
+from .machine import WARP, Chunk
+from .memory import Buffer, GlobalMemory
+from .program import lane_values
+from .settings import current
+
+_UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**64 - 1, "f4": np.nan, "f8": np.nan}
+
+
+class Launch:
+    """A kernel with everything it was called with."""
+
+    def __init__(self, program, grid, block, parameters, arrays, shared_bytes, profile):
+        self.program, self.grid, self.block = program, grid, block
+        self.settings = current()
+        self.shared_bytes = shared_bytes
+        self.profile = None if profile is None else profile.begin(program)
+        self.threads = block[0] * block[1] * block[2]
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.param = _filled("param", parameters)
+        self.const = _filled("const", bytes(program.constant_data))
+        arrays = [*arrays, *program.module.memory.values()]
+        self.global_ = GlobalMemory([_extent(a) for a in arrays if a.size])
+
+    def run(self):
+        per_chunk = max(1, self.settings.chunk_lanes // (-(-self.threads // WARP) * WARP))
+        for first in range(0, self.blocks, per_chunk):
+            count = min(per_chunk, self.blocks - first)
+            Chunk(self, first, count).run()
+            if self.settings.progress is not None:
+                self.settings.progress(first + count, self.blocks)
+        if self.profile is not None:
+            self.profile.end()
+
+    def initial_registers(self, chunk):
+        """Undefined contents are all ones; special registers follow the ordinary ones."""
+        from .translate import KEPT
+
+        undefined = {kind: np.array([value], kind) for kind, value in _UNDEFINED.items()}
+        registers = [undefined[KEPT[r.type]] for r in self.program.function.registers]
+        registers += [lane_values(name, chunk) for name in self.program.specials]
+        return registers
+
+    def where(self, instruction):
+        return instruction.where
+
+    def thread_of(self, thread):
+        x, y, _ = self.block
+        return thread % x, thread // x % y, thread // (x * y)
+
+    def block_of(self, block):
+        x, y, _ = self.grid
+        return block % x, block // x % y, block // (x * y)
+
+
+def _filled(name, data):
+    space = Buffer(name, len(data), 1, fill=0, writable=False)
+    space.views[1][: len(data)] = np.frombuffer(data, np.uint8)
+    return space
+
+
+def _extent(array):
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return low, high, array.flags.writeable

@@ -1,0 +1,288 @@
+"""How integer, logic, comparison and move instructions are written in NumPy.
+
+A lowering is `f(t, i, types)`: t the BlockTranslator, i the Instruction, types its type suffixes.
+"""
+
+from .parse import SINK, Pair
+
+_UFUNC = {
+    "add": "np_add",
+    "sub": "np_subtract",
+    "and": "np_bitwise_and",
+    "or": "np_bitwise_or",
+    "xor": "np_bitwise_xor",
+}
+_UNSIGNED = {"s8": "u8", "s16": "u16", "s32": "u32", "s64": "u64"}
+
+
+def seen(type_):
+    """The dtype of a value of an integer type."""
+    return {"s": "i", "u": "u", "b": "u"}[type_[0]] + str(int(type_[1:]) // 8) if type_ != "pred" else "?"
+
+
+def call(t, function, arguments, type_, kind=None):
+    """A local for `function` of operands, all of one type."""
+    return t.let(f"{function}({', '.join(t.use(a, type_) for a in arguments)})", kind or seen(type_))
+
+
+def wrapping(t, i, types):
+    """Operations whose bits do not depend on signedness."""
+    d, a, b = i.operands
+    (type_,) = types
+    if "sat" in i.modifiers:
+        t.define(d, call(t, f"{i.opcode}_sat", (a, b), type_), type_)
+        return
+    plain = _UNSIGNED.get(type_, type_)
+    t.define(d, call(t, _UFUNC[i.opcode], (a, b), plain), plain)
+
+
+def mul(t, i, types):
+    d, a, b = i.operands
+    (type_,) = types
+    _multiply(t, i, type_, d, a, b, None)
+
+
+def mad(t, i, types):
+    d, a, b, c = i.operands
+    (type_,) = types
+    _multiply(t, i, type_, d, a, b, c)
+
+
+def _multiply(t, i, type_, d, a, b, c):
+    if "wide" in i.modifiers:
+        result = f"{type_[0]}{2 * int(type_[1:])}"
+        value = call(t, "mul_wide", (a, b), type_, seen(result))
+    elif "hi" in i.modifiers:
+        result, value = type_, call(t, "mul_hi", (a, b), type_)
+    else:
+        result = type_ = _UNSIGNED.get(type_, type_)
+        value = call(t, "np_multiply", (a, b), type_)
+    if c is not None:
+        value = t.let(f"np_add({value}, {t.use(c, result)})", seen(result))
+    t.define(d, value, result)
+
+
+def mul24(t, i, types):
+    d, a, b, *c = i.operands
+    (type_,) = types
+    value = t.let(f"mul24({t.use(a, type_)}, {t.use(b, type_)}, {'hi' in i.modifiers})", seen(type_))
+    if c:
+        value = t.let(f"np_add({value}, {t.use(c[0], type_)})", seen(type_))
+    t.define(d, value, type_)
+
+
+def same_type(function):
+    """All operands and the result have the instruction's type."""
+
+    def lower(t, i, types):
+        d, *arguments = i.operands
+        t.define(d, call(t, function, arguments, types[0]), types[0])
+
+    return lower
+
+
+def negate(t, i, types):
+    type_ = _UNSIGNED.get(types[0], types[0])
+    t.define(i.operands[0], call(t, "np_negative", i.operands[1:], type_), type_)
+
+
+def not_(t, i, types):
+    function = "logical_not" if types[0] == "pred" else "np_invert"
+    t.define(i.operands[0], call(t, function, i.operands[1:], types[0]), types[0])
+
+
+def cnot(t, i, types):
+    value = t.let(f"({t.use(i.operands[1], types[0])} == 0).astype('{seen(types[0])}')", seen(types[0]))
+    t.define(i.operands[0], value, types[0])
+
+
+def shift(t, i, types):
+    d, a, n = i.operands
+    t.define(d, t.let(f"{i.opcode}({t.use(a, types[0])}, {t.use(n, 'u32')})", seen(types[0])), types[0])
+
+
+def to_u32(function):
+    """A count or a position, whatever the operand's width."""
+
+    def lower(t, i, types):
+        extra = ", True" if "shiftamt" in i.modifiers else ""
+        t.define(i.operands[0], t.let(f"{function}({t.use(i.operands[1], types[0])}{extra})", "u4"), "u32")
+
+    return lower
+
+
+def bit_field(t, i, types):
+    d, *values, position, length = i.operands
+    text = ", ".join([*(t.use(v, types[0]) for v in values), t.use(position, "u32"), t.use(length, "u32")])
+    t.define(d, t.let(f"{i.opcode}({text})", seen(types[0])), types[0])
+
+
+def bmsk(t, i, types):
+    d, a, b = i.operands
+    t.define(d, t.let(f"bmsk({t.use(a, 'u32')}, {t.use(b, 'u32')}, {'clamp' in i.modifiers})", "u4"), "u32")
+
+
+def shf(t, i, types):
+    d, *abc = i.operands
+    text = ", ".join(t.use(o, "u32") for o in abc)
+    t.define(d, t.let(f"shf({text}, {'l' in i.modifiers}, {'clamp' in i.modifiers})", "u4"), "u32")
+
+
+def prmt(t, i, types):
+    d, *abc = i.operands
+    mode = next((m for m in i.modifiers if m != "b32"), None)
+    t.define(d, t.let(f"prmt({', '.join(t.use(o, 'u32') for o in abc)}, {mode!r})", "u4"), "u32")
+
+
+def lop3(t, i, types):
+    d, *abc, table = i.operands
+    t.define(d, t.let(f"lop3({', '.join(t.use(o, 'u32') for o in abc)}, {table.value})", "u4"), "u32")
+
+
+def dp4a(t, i, types):
+    d, a, b, c = i.operands
+    value = t.let(f"dp4a({t.use(a, types[0])}, {t.use(b, types[1])}, {t.use(c, 'u32')})", "i4")
+    t.define(d, value, "s32")
+
+
+# -- predicates and selection ----------------------------------------------------------------------------
+_COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
+_UNORDERED = {"equ": "ne_ordered", "neu": None, "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
+_FLOATS = {"f16", "bf16", "f32", "f64"}
+
+
+def comparison(t, i, type_, a, b):
+    """A local of bools for `a OP b`."""
+    operator = next(m for m in i.modifiers if m in _COMPARE or m in _UNORDERED or m in ("num", "nan"))
+    if type_ not in _FLOATS:
+        type_ = _UNSIGNED.get(type_, type_) if operator in ("lo", "ls", "hi", "hs", "eq", "ne") else type_
+        return t.let(f"{t.use(a, type_)} {_COMPARE[operator]} {t.use(b, type_)}", "?")
+    if type_ in ("f16", "bf16"):
+        a, b = (f"{type_}_to_f32({t.use(o, 'b16')})" for o in (a, b))
+    else:
+        a, b = t.use(a, type_), t.use(b, type_)
+        if "ftz" in i.modifiers and type_ == "f32":
+            a, b = t.flush_input(a), t.flush_input(b)
+    if operator in ("num", "nan"):
+        return t.let(f"{'is_number' if operator == 'num' else 'is_nan'}({a}, {b})", "?")
+    if operator == "ne":
+        return t.let(f"ne_ordered({a}, {b})", "?")
+    if operator == "neu":
+        return t.let(f"{a} != {b}", "?")
+    if operator == "equ":
+        return t.let(f"logical_not(ne_ordered({a}, {b}))", "?")
+    if operator in _UNORDERED:
+        return t.let(f"logical_not({a} {_UNORDERED[operator]} {b})", "?")
+    return t.let(f"{a} {_COMPARE[operator]} {b}", "?")
+
+
+def setp(t, i, types):
+    d, a, b, *c = i.operands
+    result = comparison(t, i, types[-1], a, b)
+    negated = t.let(f"logical_not({result})", "?") if isinstance(d, Pair) else None
+    if c:
+        combine = next(m for m in i.modifiers if m in ("and", "or", "xor"))
+        other = t.use(c[0], "pred")
+        result = t.let(f"{_UFUNC[combine]}({result}, {other})", "?")
+        negated = negated and t.let(f"{_UFUNC[combine]}({negated}, {other})", "?")
+    if isinstance(d, Pair):
+        t.define(d.value, result, "pred")
+        t.define(d.predicate, negated, "pred")
+    else:
+        t.define(d, result, "pred")
+
+
+def set_(t, i, types):
+    d, a, b = i.operands
+    result = comparison(t, i, types[1], a, b)
+    if types[0] == "f32":
+        t.define(d, t.let(f"{result}.astype('f4')", "f4"), "f32")
+    else:
+        kind = seen(_UNSIGNED.get(types[0], types[0]))
+        t.define(d, t.let(f"np_negative({result}.astype('{kind}'))", kind), types[0])
+
+
+def selp(t, i, types):
+    d, a, b, p = i.operands
+    type_ = types[0] if types[0] in ("f32", "f64") else f"b{t.width(types[0])}"
+    x, y = t.use(a, type_), t.use(b, type_)
+    flushed = x in t.flushed and y in t.flushed
+    t.define(d, t.let(f"where({t.use(p, 'pred')}, {x}, {y})", t.seen(type_)), type_, flushed)
+
+
+def slct(t, i, types):
+    d, a, b, c = i.operands
+    type_ = f"b{t.width(types[0])}"
+    text = f"where({t.use(c, types[1])} >= 0, {t.use(a, type_)}, {t.use(b, type_)})"
+    t.define(d, t.let(text, t.seen(type_)), type_)
+
+
+# -- moves -----------------------------------------------------------------------------------------------
+def mov(t, i, types):
+    d, a = i.operands
+    (type_,) = types
+    if isinstance(d, tuple):
+        _unpack(t, d, a, type_)
+        return
+    if isinstance(a, tuple):
+        t.define(d, t.pack(a, type_), type_)
+        return
+    name = t.use(a, type_)
+    t.define(d, name, type_, name in t.flushed)
+
+
+def _unpack(t, parts, whole, type_):
+    width = t.width(type_)
+    each = width // len(parts)
+    value = t.use(whole, f"b{width}")
+    pieces = t.let(f"split({value}, {len(parts)})", f"u{each // 8}")
+    for n, part in enumerate(parts):
+        if part != SINK:
+            t.define(part, t.let(f"{pieces}[{n}]", f"u{each // 8}"), f"b{each}")
+
+
+INTEGER = {
+    **dict.fromkeys(("add", "sub", "and", "or", "xor"), wrapping),
+    "mul": mul,
+    "mad": mad,
+    "mul24": mul24,
+    "mad24": mul24,
+    "div": same_type("div"),
+    "rem": same_type("rem"),
+    "min": same_type("np_minimum"),
+    "max": same_type("np_maximum"),
+    "abs": same_type("np_absolute"),
+    "sad": same_type("sad"),
+    "neg": negate,
+    "not": not_,
+    "cnot": cnot,
+    "shl": shift,
+    "shr": shift,
+    "brev": same_type("brev"),
+    "popc": to_u32("popc"),
+    "clz": to_u32("clz"),
+    "bfind": to_u32("bfind"),
+    "bfe": bit_field,
+    "bfi": bit_field,
+    "bmsk": bmsk,
+    "shf": shf,
+    "prmt": prmt,
+    "lop3": lop3,
+    "dp4a": dp4a,
+    "setp": setp,
+    "set": set_,
+    "selp": selp,
+    "slct": slct,
+    "mov": mov,
+}

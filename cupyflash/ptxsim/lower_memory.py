@@ -1,0 +1,167 @@
+"""How loads, stores, atomics, address conversions and cp.async are written in NumPy."""
+
+from .lower_integer import seen
+from .parse import SINK, Register
+
+_SPACES = {
+    "global": "x.global_", "shared": "x.shared", "shared::cta": "x.shared", "local": "x.local", "param": "x.param", "const": "x.const",
+}  # fmt: skip
+_WINDOWS = {
+    "shared": "SHARED_WINDOW",
+    "shared::cta": "SHARED_WINDOW",
+    "local": "LOCAL_WINDOW",
+    "param": "PARAM_WINDOW",
+    "const": "CONST_WINDOW",
+}
+_NARROW = {"shared", "shared::cta", "local", "param", "const"}
+
+
+def _space(i):
+    return next((m for m in i.modifiers if m in _SPACES), None)
+
+
+def _address(t, memory, space):
+    """Address local and the expression of its state space."""
+    address = memory.address
+    base = address.base
+    if isinstance(base, Register):
+        kind = seen(f"b{t.width(base.type)}")
+    else:
+        kind = "u4" if space in _NARROW else "u8"
+    name = t.address(address, kind)
+    if kind == "u4" and space not in _NARROW:
+        name = t.cast(name, "u8")
+    return name, _SPACES.get(space, "x.generic")
+
+
+def _vector(i):
+    return next((int(m[1]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
+
+
+def load(t, i, types):
+    d, memory = i.operands
+    address, space = _address(t, memory, _space(i))
+    type_, count = types[0], _vector(i)
+    size = t.width(type_) // 8
+    t.count_memory("load", i, address, size * count)
+    if count == 1:
+        name = t.let(f"load(x, {t.mask()}, {space}, {address}, {size}, {t.site(i)})", f"u{size}")
+        t.define(d, name, type_)
+        return
+    values = t.let(f"load_vector(x, {t.mask()}, {space}, {address}, {size}, {count}, {t.site(i)})", f"u{size}")
+    for n, register in enumerate(d):
+        if register != SINK:
+            t.define(register, t.let(f"{values}[{n}]", f"u{size}"), type_)
+
+
+def store(t, i, types):
+    memory, value = i.operands
+    address, space = _address(t, memory, _space(i))
+    type_, count = types[0], _vector(i)
+    size = t.width(type_) // 8
+    t.count_memory("store", i, address, size * count)
+    if count == 1:
+        t.line(f"store(x, {t.mask()}, {space}, {address}, {size}, {t.use(value, f'b{8 * size}')}, {t.site(i)})")
+        return
+    values = ", ".join(t.use(v, f"b{8 * size}") for v in value)
+    t.line(f"store_vector(x, {t.mask()}, {space}, {address}, {size}, ({values}), {t.site(i)})")
+
+
+def atomic(t, i, types):
+    d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
+    space_name = _space(i)
+    address, space = _address(t, memory, space_name)
+    type_ = types[0]
+    operation = next(
+        m for m in ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas") if m in i.modifiers
+    )
+    kind = f"f{type_[1:]}" if type_ in ("f32", "f64") else type_
+    function = f"atomic_{operation}"
+    if type_ in ("f16", "f16x2", "bf16", "bf16x2"):
+        function, kind = f"atomic_add_{type_}", f"b{t.width(type_)}"
+    elif type_ == "f32" and space_name in (None, "global"):
+        function = "atomic_add_ftz"
+    operands = [t.use(v, kind) for v in values]
+    value, compare = (operands[1], operands[0]) if operation == "cas" else (operands[0], "None")
+    size = t.width(type_) // 8
+    t.count_memory("atomic", i, address, size)
+    text = f"atomic(x, {t.mask()}, {space}, {address}, {size}, {function}, {value}, {compare}, {t.site(i)})"
+    if d == SINK:
+        t.line(text)
+    else:
+        t.define(d, t.let(text, t.seen(kind)), kind)
+
+
+def cvta(t, i, types):
+    d, a = i.operands
+    value = t.use(a, "u64")
+    window = next((_WINDOWS[m] for m in i.modifiers if m in _WINDOWS), None)
+    if window is not None:
+        operation = "np_subtract" if "to" in i.modifiers else "np_add"
+        value = t.let(f"{operation}({value}, {window})", "u8")
+    t.define(d, value, "u64")
+
+
+def isspacep(t, i, types):
+    d, a = i.operands
+    space = next(m for m in i.modifiers)
+    number = {"global": 0, "shared": 1, "shared::cta": 1, "local": 2, "param": 3, "const": 4}[space]
+    t.define(d, t.let(f"({t.use(a, 'u64')} >> WINDOW_SHIFT) == {number}", "?"), "pred")
+
+
+def nothing(t, i, types):
+    """Orders or hints that have no meaning while lanes run in lockstep."""
+
+
+def copy_async(t, i, types):
+    modifiers = i.modifiers
+    if "commit_group" in modifiers:
+        t.line(f"x.copies.commit(x, {t.mask()})")
+    elif "wait_all" in modifiers:
+        t.line(f"x.copies.wait(x, {t.mask()}, None)")
+    elif "wait_group" in modifiers:
+        t.line(f"x.copies.wait(x, {t.mask()}, {i.operands[0].value})")
+    else:
+        _issue(t, i)
+
+
+def _issue(t, i):
+    target, source, size, *rest = i.operands
+    shared, _ = _address(t, target, "shared")
+    address, _ = _address(t, source, "global")
+    amount = "None"
+    if rest and isinstance(rest[0], Register) and rest[0].type == "pred":
+        ignore = t.use(rest[0], "pred")
+        zero, all_ = t.constant(0, "u4"), t.constant(size.value, "u4")
+        amount = t.let(f"where({ignore}, {zero}, {all_})", "u4")
+    elif rest:
+        amount = t.use(rest[0], "u32")
+    t.count_memory("copy", i, address, size.value, shared, amount)
+    t.line(f"x.copies.issue(x, {t.mask()}, {shared}, {address}, {size.value}, {amount}, {t.site(i)})")
+
+
+MEMORY = {
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "atom": atomic,
+    "red": atomic,
+    "cvta": cvta,
+    "isspacep": isspacep,
+    "cp": copy_async,
+    **dict.fromkeys(
+        (
+            "prefetch",
+            "prefetchu",
+            "discard",
+            "applypriority",
+            "membar",
+            "fence",
+            "nanosleep",
+            "bar",
+            "griddepcontrol",
+            "brkpt",
+        ),
+        nothing,
+    ),
+}

@@ -1,0 +1,106 @@
+"""How instructions that act across a warp are written in NumPy: shuffles, votes, tensor cores."""
+
+from .parse import SINK, Pair
+
+
+def shuffle(t, i, types):
+    d, a, b, c, members = i.operands
+    mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+    operands = ", ".join(t.use(o, "u32") for o in (a, b, c, members))
+    text = f"shfl(x, {t.mask()}, {mode!r}, {operands}, {t.site(i)})"
+    value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
+    both = t.let(text, "u4")
+    t.define(value, t.let(f"{both}[0]", "u4"), "b32")
+    t.define(predicate, t.let(f"{both}[1]", "?"), "pred")
+
+
+def vote(t, i, types):
+    d, a, members = i.operands
+    mode = next(m for m in i.modifiers if m in ("all", "any", "uni", "ballot"))
+    text = f"vote(x, {t.mask()}, {mode!r}, {t.use(a, 'pred')}, {t.use(members, 'u32')})"
+    if mode == "ballot":
+        t.define(d, t.let(text, "u4"), "b32")
+    else:
+        t.define(d, t.let(text, "?"), "pred")
+
+
+def match(t, i, types):
+    d, a, members = i.operands
+    mode = "all" if "all" in i.modifiers else "any"
+    both = t.let(f"match(x, {t.mask()}, {mode!r}, {t.use(a, types[0])}, {t.use(members, 'u32')})", "u4")
+    value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
+    t.define(value, t.let(f"{both}[0]", "u4"), "b32")
+    t.define(predicate, t.let(f"{both}[1]", "?"), "pred")
+
+
+def redux(t, i, types):
+    d, a, members = i.operands
+    operation = next(m for m in i.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
+    value = t.let(
+        f"redux(x, {t.mask()}, {operation!r}, {t.use(a, types[0])}, {t.use(members, 'u32')})", t.seen(types[0])
+    )
+    t.define(d, value, types[0])
+
+
+def activemask(t, i, types):
+    t.define(i.operands[0], t.let(f"activemask(x, {t.mask()})", "u4"), "b32")
+
+
+def elect(t, i, types):
+    d, members = i.operands
+    both = t.let(f"elect(x, {t.mask()}, {t.use(members, 'u32')})", "u4")
+    t.define(d.value, t.let(f"{both}[0]", "u4"), "b32")
+    t.define(d.predicate, t.let(f"{both}[1]", "?"), "pred")
+
+
+def _count(i):
+    return next(int(m[1]) for m in i.modifiers if m in ("x1", "x2", "x4"))
+
+
+def _shared_address(t, i, memory):
+    base = memory.address.base
+    kind = "u8" if getattr(base, "type", "b32") in ("b64", "u64", "s64") else "u4"
+    address = t.address(memory.address, kind)
+    return t.let(f"in_shared({address})", "u4") if kind == "u8" else address
+
+
+def ldmatrix(t, i, types):
+    d, memory = i.operands
+    registers = d if isinstance(d, tuple) else (d,)
+    address = _shared_address(t, i, memory)
+    t.count_memory("ldmatrix", i, address, 16, _count(i))
+    values = t.let(f"ldmatrix(x, m, {address}, {_count(i)}, {'trans' in i.modifiers}, {t.site(i)})", "u4")
+    for n, register in enumerate(registers):
+        t.define(register, t.let(f"{values}[{n}]", "u4"), "b32")
+
+
+def stmatrix(t, i, types):
+    memory, values = i.operands
+    values = values if isinstance(values, tuple) else (values,)
+    address = _shared_address(t, i, memory)
+    t.count_memory("stmatrix", i, address, 16, _count(i))
+    registers = ", ".join(t.use(v, "b32") for v in values)
+    t.line(f"stmatrix(x, m, {address}, ({registers},), {'trans' in i.modifiers}, {t.site(i)})")
+
+
+def movmatrix(t, i, types):
+    d, a = i.operands
+    t.define(d, t.let(f"movmatrix(x, m, {t.use(a, 'b32')}, {t.site(i)})", "u4"), "b32")
+
+
+def mma(t, i, types):
+    t.mma.add(i, types)
+
+
+WARP = {
+    "shfl": shuffle,
+    "vote": vote,
+    "match": match,
+    "redux": redux,
+    "activemask": activemask,
+    "elect": elect,
+    "ldmatrix": ldmatrix,
+    "stmatrix": stmatrix,
+    "movmatrix": movmatrix,
+    "mma": mma,
+}

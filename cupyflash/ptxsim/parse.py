@@ -1,0 +1,476 @@
+"""PTX text to kernels: instructions, registers resolved through lexical scopes, variables, source lines."""
+
+import dataclasses
+import re
+
+_TOKEN = re.compile(
+    r"""(?P<skip>[ \t\r]+|//[^\n]*)
+      |(?P<newline>\n)
+      |(?P<comment>/\*.*?\*/)
+      |(?P<string>"[^"]*")
+      |(?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
+      |(?P<name>[A-Za-z_$%.][\w$%.]*(?:::[\w.]+)*)
+      |(?P<mark>[^\s\w])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+SIZES = {
+    "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4,
+    "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8,
+}  # fmt: skip
+_SPECIALS = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|\w+)$|WARP_SZ$")
+
+
+class ParseError(ValueError):
+    """The text is not PTX that this parser knows."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Register:
+    """A virtual register of one function: its position among all of them, its name and type."""
+
+    index: int
+    name: str
+    type: str
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Variable:
+    """A named piece of memory. `offset` is its place in its state space, filled in by layout."""
+
+    name: str
+    space: str
+    size: int
+    align: int
+    type: str = "b8"
+    data: bytes | None = None
+    offset: int = 0
+    extern: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """`base + offset`, base a Register, a Variable or None."""
+
+    base: object
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """A memory operand `[address]`."""
+
+    address: Address
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Literal:
+    """A number: an int, or a float given by its bits (`kind` f32 / f64) or as text (`kind` float)."""
+
+    value: int | float
+    kind: str = "int"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Special:
+    """A read-only register of the machine, such as %tid.x."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Label:
+    """A name that is no variable: a branch target, a table of them, or a function."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """`value|predicate`: two results."""
+
+    value: object
+    predicate: object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Not:
+    """`!p`: a negated predicate."""
+
+    register: Register
+
+
+SINK = Special("_")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Instruction:
+    """One PTX instruction. Operands: the classes above, and tuples for `{a, b}` and `(a, b)`."""
+
+    opcode: str
+    modifiers: tuple
+    operands: tuple
+    guard: object  # Register, Not or None
+    line: int  # in the PTX text
+    source: tuple | None  # (file, line) in CUDA C++
+
+    def __str__(self):
+        return ".".join((self.opcode, *self.modifiers))
+
+    @property
+    def where(self):
+        """`file:line` of the CUDA source where known, else the line of the PTX text."""
+        return f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.line}"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Function:
+    """A kernel (`.entry`): parameters, registers, the variables it declares, and its code."""
+
+    name: str
+    parameters: list
+    entry: bool = True
+    registers: list = dataclasses.field(default_factory=list)
+    variables: list = dataclasses.field(default_factory=list)
+    code: list = dataclasses.field(default_factory=list)
+    labels: dict = dataclasses.field(default_factory=dict)  # name -> position in code
+    tables: dict = dataclasses.field(default_factory=dict)  # .branchtargets
+    attributes: dict = dataclasses.field(default_factory=dict)  # .maxntid ...
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Module:
+    """A PTX file."""
+
+    functions: dict = dataclasses.field(default_factory=dict)
+    variables: dict = dataclasses.field(default_factory=dict)
+    target: str = ""
+
+
+def parse(text: str) -> Module:
+    """Parse a whole PTX file."""
+    return _Parser(text).module_()
+
+
+def _tokens(text):
+    line = 1
+    kinds, texts, lines = [], [], []
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind == "skip":
+            continue
+        if kind == "newline":
+            line += 1
+            if texts and texts[-1] != "\n":
+                kinds.append(kind), texts.append("\n"), lines.append(line)
+        elif kind == "comment":
+            line += match[0].count("\n")
+        else:
+            kinds.append(kind), texts.append(match[0]), lines.append(line)
+    return kinds, texts, lines
+
+
+class _Parser:
+    def __init__(self, text):
+        self.kinds, self.texts, self.lines = _tokens(text)
+        self.kinds += ["end"] * 4
+        self.texts += [""] * 4
+        self.lines += [self.lines[-1] if self.lines else 0] * 4
+        self.at = 0
+        self.module = Module()
+        self.files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE))
+        self.scopes = [{}]
+        self.source = None
+        self.function = None
+
+    # -- tokens ------------------------------------------------------------------------------------
+    def peek(self):
+        while self.texts[self.at] == "\n":
+            self.at += 1
+        return self.texts[self.at]
+
+    def take(self):
+        text = self.peek()
+        self.at += 1
+        return text
+
+    def accept(self, text):
+        if self.peek() == text:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text):
+        if not self.accept(text):
+            raise ParseError(f"PTX line {self.lines[self.at]}: expected {text!r}, found {self.peek()!r}")
+
+    def rest_of_line(self):
+        start = self.at
+        while self.texts[self.at] not in ("\n", ""):
+            self.at += 1
+        return self.texts[start : self.at]
+
+    def skip_past(self, text):
+        while self.take() != text:
+            if self.kinds[self.at] == "end":
+                raise ParseError(f"PTX ends before {text!r}")
+
+    # -- module level ------------------------------------------------------------------------------
+    def module_(self):
+        while self.peek():
+            text = self.take()
+            if text == ".target":
+                self.module.target = self.take()
+                self.rest_of_line()
+            elif text in (".version", ".address_size", ".file", ".loc"):
+                self.rest_of_line()
+            elif text == ".section":
+                self.skip_past("{"), self.skip_past("}")
+            elif text in (".visible", ".weak", ".extern", ".common", ".alias"):
+                continue
+            elif text in (".entry", ".func"):
+                self.function_(text == ".entry")
+            elif text in (".global", ".const", ".shared"):
+                extern = self.texts[self.at - 2] == ".extern"
+                for variable in self.variables_(text[1:], extern):
+                    self.module.variables[variable.name] = variable
+            elif text == ".pragma":
+                self.skip_past(";")
+            else:
+                raise ParseError(f"PTX line {self.lines[self.at]}: unknown directive {text!r}")
+        return self.module
+
+    def function_(self, entry):
+        self.scopes = [self.module.variables, {}]
+        results = self.parameters_() if not entry and self.peek() == "(" else []
+        function = Function(self.take(), [], entry)
+        self.function = function
+        function.parameters = results + (self.parameters_() if self.peek() == "(" else [])
+        while self.peek() not in ("{", ";"):
+            name = self.take()
+            values = []
+            while self.kinds[self.at] == "number" or self.texts[self.at] == ",":
+                values.append(self.take())
+            function.attributes[name.lstrip(".")] = tuple(int(v, 0) for v in values if v != ",")
+        if self.accept(";"):
+            return
+        self.expect("{")
+        self.module.functions[function.name] = function
+        self.source = None
+        self.branches = []
+        self.body()
+        for instruction, scopes in self.branches:
+            instruction.operands = tuple(self.resolved(operand, scopes) for operand in instruction.operands)
+
+    def resolved(self, operand, scopes):
+        """A label may be used before it is defined: look it up when all are known."""
+        if isinstance(operand, Label):
+            return next((s[operand.name] for s in reversed(scopes) if operand.name in s), operand)
+        return operand
+
+    def parameters_(self):
+        self.expect("(")
+        parameters = []
+        while not self.accept(")"):
+            self.accept(",")
+            self.expect(".param")
+            variable = self.declaration("param")
+            parameters.append(variable)
+            self.scopes[-1][variable.name] = variable
+        offset = 0
+        for p in parameters:
+            p.offset = offset = -(-offset // p.align) * p.align
+            offset += p.size
+        return parameters
+
+    def declaration(self, space, extern=False):
+        align, type_, pointer = None, None, False
+        while self.peek().startswith("."):
+            word = self.take()
+            if word == ".align":
+                value = int(self.take())
+                align = align if pointer else value
+            elif word[1:] in SIZES:
+                type_ = word[1:]
+            elif word == ".ptr":
+                pointer = True
+            elif word == ".attribute":
+                self.skip_past(")")
+        name = self.take()
+        count = None
+        while self.accept("["):
+            size = "0" if self.peek() == "]" else self.take()
+            count = int(size, 0) * (1 if count is None else count)
+            self.expect("]")
+        item = SIZES[type_]
+        variable = Variable(name, space, item * (1 if count is None else count), align or item, type_, extern=extern)
+        if self.accept("="):
+            variable.data = self.initial_value(type_).ljust(variable.size, b"\0")
+        return variable
+
+    def initial_value(self, type_):
+        if self.accept("{"):
+            data = b""
+            while not self.accept("}"):
+                self.accept(",")
+                data += self.initial_value(type_)
+            return data
+        operand = self.operand()
+        if not isinstance(operand, Literal):
+            raise ParseError(f"PTX line {self.lines[self.at]}: an address as initial value is not supported")
+        return (operand.value & (1 << 8 * SIZES[type_]) - 1).to_bytes(SIZES[type_], "little")
+
+    def variables_(self, space, extern=False):
+        variables = [self.declaration(space, extern)]
+        while self.accept(","):
+            raise ParseError(f"PTX line {self.lines[self.at]}: one variable per declaration")
+        self.expect(";")
+        return variables
+
+    # -- function bodies ---------------------------------------------------------------------------
+    def body(self):
+        depth = len(self.scopes)
+        self.scopes.append({})
+        code = self.function.code
+        while len(self.scopes) > depth:
+            text = self.take()
+            if text == "{":
+                self.scopes.append({})
+            elif text == "}":
+                self.scopes.pop()
+            elif text == ".reg":
+                self.registers_()
+            elif text == ".loc":
+                file, line = self.rest_of_line()[:2]
+                self.source = (self.files.get(file, f"file {file}"), int(line)) if int(line) else self.source
+            elif text in (".shared", ".local", ".param", ".const", ".global"):
+                for variable in self.variables_(text[1:]):
+                    self.scopes[-1][variable.name] = variable
+                    self.function.variables.append(variable)
+            elif text in (".pragma", ".callprototype"):
+                self.skip_past(";")
+            elif text == "@":
+                guard = self.operand()
+                code.append(self.instruction(self.take(), guard))
+            elif text == ";":
+                continue
+            elif self.peek() == ":":
+                self.take()
+                self.label(text)
+            elif self.kinds[self.at - 1] == "name":
+                code.append(self.instruction(text, None))
+            else:
+                raise ParseError(f"PTX line {self.lines[self.at]}: unexpected {text!r}")
+
+    def label(self, name):
+        if self.peek() == ".branchtargets":
+            self.take()
+            targets = []
+            while not self.accept(";"):
+                self.accept(",")
+                targets.append(self.take())
+            self.function.tables[name] = targets
+            return
+        unique = f"{name}@{len(self.function.code)}" if name in self.function.labels else name
+        self.scopes[-1][name] = Label(unique)
+        self.function.labels[unique] = len(self.function.code)
+
+    def registers_(self):
+        type_ = self.take()[1:]
+        while True:
+            name = self.take()
+            if self.accept("<"):
+                count = int(self.take())
+                self.expect(">")
+                names = [f"{name}{i}" for i in range(count)]
+            else:
+                names = [name]
+            for each in names:
+                register = Register(len(self.function.registers), each, type_)
+                self.function.registers.append(register)
+                self.scopes[-1][each] = register
+            if not self.accept(","):
+                break
+        self.expect(";")
+
+    def instruction(self, text, guard):
+        line = self.lines[self.at - 1]
+        opcode, *modifiers = text.split(".")
+        operands = []
+        while not self.accept(";"):
+            operands.append(self.operand())
+            self.accept(",")
+        instruction = Instruction(opcode, tuple(modifiers), tuple(operands), guard, line, self.source)
+        if opcode == "bra":
+            self.branches.append((instruction, tuple(self.scopes)))
+        return instruction
+
+    def operand(self):
+        value = self.simple_operand()
+        if self.texts[self.at] == "|":
+            self.take()
+            return Pair(value, self.simple_operand())
+        return value
+
+    def simple_operand(self):
+        text = self.take()
+        if text == "[":
+            address = self.simple_operand()
+            if not isinstance(address, Address):
+                address = Address(None, address.value) if isinstance(address, Literal) else Address(address)
+            if self.peek() == ",":
+                raise ParseError(f"PTX line {self.lines[self.at]}: texture and tensor operands are not supported")
+            self.expect("]")
+            return Memory(address)
+        if text in ("{", "("):
+            closing = "}" if text == "{" else ")"
+            items = []
+            while not self.accept(closing):
+                items.append(self.simple_operand())
+                self.accept(",")
+            return tuple(items)
+        if text == "!":
+            return Not(self.simple_operand())
+        if text == "-":
+            literal = self.simple_operand()
+            return Literal(-literal.value, literal.kind)
+        if text == "+":
+            return self.simple_operand()
+        if self.kinds[self.at - 1] == "number":
+            return _literal(text)
+        base = self.lookup(text)
+        offset = 0
+        while self.texts[self.at] in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            if self.accept("-"):
+                sign = -sign
+            offset += sign * _literal(self.take()).value
+        if offset or isinstance(base, Variable):
+            return Address(base, offset)
+        return base
+
+    def lookup(self, name):
+        if name == "_":
+            return SINK
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        if name == "WARP_SZ":
+            return Literal(32)
+        if name.startswith("%"):
+            return Special(name[1:])
+        return Label(name)
+
+
+def _literal(text):
+    prefix = text[:2]
+    if prefix in ("0f", "0F"):
+        return Literal(int(text[2:], 16), "f32")
+    if prefix in ("0d", "0D"):
+        return Literal(int(text[2:], 16), "f64")
+    text = text.rstrip("U")
+    if "." in text or ("e" in text and prefix not in ("0x", "0X")):
+        return Literal(float(text), "float")
+    if len(text) > 1 and text[0] == "0" and text.isdigit():
+        return Literal(int(text, 8))
+    return Literal(int(text, 0))

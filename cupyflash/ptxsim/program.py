@@ -1,0 +1,162 @@
+"""A kernel made ready to run: checked, split into blocks, its variables laid out."""
+
+import numpy as np
+
+from .flow import basic_blocks, results, sources
+from .isa import check_support, types_of
+from .parse import Address, Memory, Special, Variable
+from .translate import BlockTranslator, Constants
+
+_SPECIAL_64 = {"gridid"}
+
+
+class Program:
+    """One kernel of a loaded module. With `profiled`, translated code counts accesses."""
+
+    def __init__(self, module, function, profiled):
+        check_support(function)
+        self.module, self.function, self.profiled = module, function, profiled
+        self.name = function.name
+        self.blocks = basic_blocks(function)
+        self.constants = Constants()
+        self.specials = {}  # name -> position among the registers
+        self.flushed = _never_subnormal(function)
+        self.reserve_specials()
+        self.lay_out()
+
+    def lay_out(self):
+        parameters = self.function.parameters
+        self.parameter_bytes = max((p.offset + p.size for p in parameters), default=0)
+        everything = [*self.module.parsed.variables.values(), *self.function.variables]
+        used = _variables_used(self.function)
+        placed = [v for v in everything if v in used or v.space == "const"]
+        self.shared_bytes = _place([v for v in placed if v.space == "shared" and not v.extern])
+        self.local_bytes = _place([v for v in placed if v.space in ("local", "param") and v not in parameters])
+        constants = [v for v in placed if v.space == "const"]
+        self.constant_data = bytearray(_place(constants))
+        for v in constants:
+            if v.data:
+                self.constant_data[v.offset : v.offset + v.size] = v.data
+        for v in placed:
+            if v.extern and v.space == "shared":  # dynamic shared memory begins after the static part
+                v.offset = -(-self.shared_bytes // v.align) * v.align
+        dynamic = [v.offset for v in placed if v.extern and v.space == "shared"]
+        self.shared_bytes = max([self.shared_bytes, *dynamic])
+
+    def reserve_specials(self):
+        for block in self.blocks:
+            for instruction in [*block.code, *([block.ending] if block.ending else [])]:
+                for operand in instruction.operands:
+                    if isinstance(operand, Special) and not operand.name.startswith(("clock", "globaltimer", "_")):
+                        block.live_in |= 1 << self.special(operand)[0]
+
+    def special(self, operand):
+        """Position among the registers, and dtype, of a special register."""
+        position = self.specials.setdefault(operand.name, len(self.function.registers) + len(self.specials))
+        return position, "u8" if operand.name in _SPECIAL_64 else "u4"
+
+    def translate(self, block):
+        """The Python function of a block, made at its first visit."""
+        block.run = BlockTranslator(self, block).translate()
+        return block.run
+
+    @property
+    def has_global_atomics(self):
+        return any(i.opcode in ("atom", "red") and "shared" not in i.modifiers for i in self.function.code)
+
+
+def _variables_used(function):
+    found = set()
+    for instruction in function.code:
+        for operand in instruction.operands:
+            base = operand.address if isinstance(operand, Memory) else operand
+            base = base.base if isinstance(base, Address) else base
+            if isinstance(base, Variable):
+                found.add(base)
+    return found
+
+
+def _place(variables):
+    end = 0
+    for v in variables:
+        v.offset = -(-end // v.align) * v.align
+        end = v.offset + v.size
+    return end
+
+
+_KEEPS = {"mov", "selp", "min", "max", "neg", "abs"}
+
+
+def _never_subnormal(function):
+    """Indices of float32 registers that only ever receive flushed or ordinary numbers."""
+    good = {r.index for r in function.registers if r.type == "f32"}
+    written = [(i, r) for i in function.code for r in results(i) if r.type == "f32"]
+    changed = True
+    while changed:
+        changed = False
+        for instruction, register in written:
+            if register.index in good and not _result_is_flushed(instruction, good):
+                good.discard(register.index)
+                changed = True
+    return good
+
+
+def _result_is_flushed(i, good):
+    if "ftz" in i.modifiers:
+        return True
+    if i.opcode == "cvt":
+        return types_of(i)[-1] not in ("f32", "f64", "bf16")
+    if i.opcode not in _KEEPS or any(isinstance(o, tuple) for o in i.operands):
+        return False
+    if not all(r.type == "f32" and r.index in good for r in sources(i) if r.type != "pred"):
+        return False
+    literals = [o for o in i.operands if hasattr(o, "kind")]
+    return all(o.kind == "f32" and not 0 < (int(o.value) & 0x7FFFFFFF) < 0x00800000 for o in literals)
+
+
+def lane_values(name, chunk):
+    """A special register's value for each lane of a chunk (length 1 where all agree)."""
+    launch = chunk.launch
+    if name[:4] in ("tid.", "ntid") or name[:5] in ("ctaid", "nctai"):
+        axis = "xyz".index(name[-1])
+        kind = name[:-2]
+        if kind == "ntid":
+            return _uniform(launch.block[axis])
+        if kind == "nctaid":
+            return _uniform(launch.grid[axis])
+        if kind == "tid":
+            if launch.block[axis] == 1:
+                return _uniform(0)
+            thread = np.arange(chunk.pitch)
+            below = int(np.prod(launch.block[:axis], initial=1))
+            return np.tile((thread // below % launch.block[axis]).astype(np.uint32), chunk.count)
+        if launch.grid[axis] == 1:
+            return _uniform(0)
+        block = np.arange(chunk.first, chunk.first + chunk.count)
+        below = int(np.prod(launch.grid[:axis], initial=1))
+        values = (block // below % launch.grid[axis]).astype(np.uint32)
+        return values if chunk.count == 1 else np.repeat(values, chunk.pitch)
+    lane = chunk.lane
+    one = np.uint32(1)
+    if name == "laneid":
+        return lane
+    if name == "warpid":
+        return np.tile((np.arange(chunk.pitch) // 32).astype(np.uint32), chunk.count)
+    if name.startswith("lanemask_"):
+        bit = one << lane
+        masks = {"eq": bit, "lt": bit - one, "le": bit | (bit - one), "ge": ~(bit - one), "gt": ~(bit | (bit - one))}
+        return masks[name[9:]]
+    fixed = {
+        "nwarpid": chunk.pitch // 32,
+        "smid": 0,
+        "nsmid": 1,
+        "dynamic_smem_size": launch.shared_bytes - launch.program.shared_bytes,
+        "total_smem_size": launch.shared_bytes,
+    }
+    if name == "gridid":
+        return np.zeros(1, np.uint64)
+    return _uniform(fixed[name])
+
+
+def _uniform(value):
+    return np.array([value], np.uint32)

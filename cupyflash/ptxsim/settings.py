@@ -1,0 +1,93 @@
+"""The choices a launch depends on, scoped with a context manager."""
+
+import contextlib
+import contextvars
+import dataclasses
+import os
+from collections.abc import Callable
+
+ARCHITECTURES = (
+    "sm_75",
+    "sm_80",
+    "sm_86",
+    "sm_87",
+    "sm_88",
+    "sm_89",
+    "sm_90",
+    "sm_100",
+    "sm_103",
+    "sm_110",
+    "sm_120",
+    "sm_121",
+)
+MMA_MODELS = ("fp32",)
+SCHEDULES = ("lockstep", "random")
+
+_SHARED_KIB = {75: 64, 80: 163, 87: 163, 86: 99, 88: 99, 89: 99, 120: 99, 121: 99}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One consistent set of choices.
+
+    arch
+        The GPU to imitate: picks ``__CUDA_ARCH__`` and the shared-memory limit.
+    mma
+        Arithmetic of tensor cores: ``"fp32"`` multiplies fragments as float32 matrices.
+    schedule
+        ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
+        random order, from barrier to barrier, so that a missing barrier shows in the results.
+    seed
+        Of the random schedule.
+    progress
+        Called as ``progress(done_blocks, total_blocks)`` during a launch.
+    workers
+        Threads that simulate chunks of blocks; kernels with global atomics use one.
+    chunk_lanes
+        Threads that are simulated together in one NumPy array (at least one block).
+    """
+
+    arch: str = "sm_80"
+    mma: str = "fp32"
+    schedule: str = "lockstep"
+    seed: int = 0
+    progress: Callable[[int, int], None] | None = None
+    workers: int = min(2, os.cpu_count() or 1)
+    chunk_lanes: int = 8192
+
+    def __post_init__(self):
+        for name, allowed in (("arch", ARCHITECTURES), ("mma", MMA_MODELS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}: {getattr(self, name)!r}, must be one of {', '.join(allowed)}")
+        for name in ("workers", "chunk_lanes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)!r}, must be an integer of at least 1")
+
+    @property
+    def shared_limit(self):
+        """Bytes of shared memory one block may have."""
+        return _SHARED_KIB.get(int(self.arch[3:]), 227) * 1024
+
+
+_current = contextvars.ContextVar("ptxsim_settings", default=Settings())
+
+
+def current() -> Settings:
+    """The settings in force in this thread or task."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def settings(**choices):
+    """Within the block, launches and compilations use these choices; the rest stay as they are.
+
+    >>> with settings(arch="sm_90", schedule="random", seed=3) as chosen:
+    ...     chosen.arch
+    'sm_90'
+    """
+    chosen = dataclasses.replace(_current.get(), **choices)
+    token = _current.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _current.reset(token)

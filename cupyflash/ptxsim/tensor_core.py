@@ -1,0 +1,167 @@
+"""Tensor-core instructions: ldmatrix and relatives, and mma.sync as float32 matrix products.
+
+Lane l of a warp has g = l >> 2 and t = l & 3. A fragment register of 8 rows holds row g, columns
+2t and 2t + 1, so an array over lanes is, reshaped, a stack of 8 x 4 matrices of pairs.
+"""
+
+import numpy as np
+
+from .memory import SHARED_WINDOW, WINDOW_SHIFT
+from .numerics import bf16_to_f32, f16_to_f32
+
+WARP = 32
+_DECODE = {"f16": f16_to_f32, "bf16": bf16_to_f32}
+
+
+def in_shared(address):
+    """A 64-bit address that may be generic, as an address in shared memory."""
+    return np.where(address >> WINDOW_SHIFT == 1, address - SHARED_WINDOW, address)
+
+
+def _require_whole_warps(x, m, ins):
+    if m is not None and not m.all():
+        raise x.error(
+            ins, int(np.argmin(np.broadcast_to(m, x.n))), f"{ins} needs every lane of the warp, one is missing"
+        )
+
+
+def _rows(x, m, address, count, write, ins):
+    """The flat array of 16-byte rows, and the index (count, warps, 8) of the rows that lanes name."""
+    _require_whole_warps(x, m, ins)
+    sel = None
+    address = np.broadcast_to(address, x.n)
+    if count < 4:
+        key = ("rows", count)
+        if key not in x.memo:
+            x.memo[key] = np.arange(x.n).reshape(-1, WARP)[:, : 8 * count].reshape(-1)
+        sel = x.memo[key]
+        address = address[sel]
+    ((view, index, _),) = x.shared.locate(x, sel, address, 16, write, ins)
+    return view, index.reshape(-1, count, 8).swapaxes(0, 1)
+
+
+def ldmatrix(x, m, address, count, trans, ins):
+    """`count` 8x8 matrices of 16-bit elements: (count, lanes) uint32."""
+    view, index = _rows(x, m, address, count, False, ins)
+    rows = view.take(index)
+    return _transposed(rows.view(np.uint32)) if trans else rows.view(np.uint32).reshape(count, -1)
+
+
+def _transposed(words):
+    """Each 8x8 matrix of halves transposed; (count, warps, 8 * 4) words to (count, lanes)."""
+    count = words.shape[0]
+    halves = words.view(np.uint16).reshape(count, -1, 8, 8)
+    return np.ascontiguousarray(halves.swapaxes(2, 3)).view(np.uint32).reshape(count, -1)
+
+
+def stmatrix(x, m, address, values, trans, ins):
+    view, index = _rows(x, m, address, len(values), True, ins)
+    words = np.stack([np.broadcast_to(v, x.n) for v in values]).reshape(len(values), -1, 32)
+    if trans:
+        words = _transposed(words)
+    view[index.reshape(-1)] = np.ascontiguousarray(words).view(np.complex128).reshape(-1)
+    x.changes += 1
+
+
+def movmatrix(x, m, a, ins):
+    _require_whole_warps(x, m, ins)
+    return _transposed(np.array(np.broadcast_to(a, x.n)).reshape(1, -1, 32))[0]
+
+
+def mma(x, m, type_, a, b, c, ins):
+    """d = c + sum_k a_k b_k for a grid of tiles.
+
+    a[i][k]: registers of the A fragment of tile row i at step k (2 or 4); b[j][k]: those of B for
+    tile column j (1 or 2); c[i][j]: the 4 accumulators. Returns the 4 results of every tile, flat.
+    """
+    _require_whole_warps(x, m, ins)
+    warps, rows, columns = x.warps, len(a), len(b)
+    slices = sum(len(step) for step in b[0])  # of 8 along k
+    left = np.empty((warps, rows, 2, 8, slices, 4), np.uint32)
+    for i, steps in enumerate(a):
+        at = 0
+        for registers in steps:
+            for n, register in enumerate(registers):
+                left[:, i, n % 2, :, at + n // 2] = _fragment(x, register)
+            at += len(registers) // 2
+    right = np.empty((warps, columns, 8, slices, 4), np.uint32)
+    for j, steps in enumerate(b):
+        for at, register in enumerate(r for step in steps for r in step):
+            right[:, j, :, at] = _fragment(x, register)
+    decode = _DECODE[type_]
+    left = decode(left.view(np.uint16)).reshape(warps, rows * 16, slices * 8)
+    right = decode(right.view(np.uint16)).reshape(warps, columns * 8, slices * 8)
+    product = np.matmul(left, right.swapaxes(1, 2)).reshape(warps, rows, 2, 8, columns, 4, 2)
+    results = np.ascontiguousarray(product.transpose(1, 4, 2, 6, 0, 3, 5)).reshape(rows * columns * 4, -1)
+    addends = [register for row in c for tile in row for register in tile]
+    return [r if z.size == 1 and z[0] == 0 else np.add(r, z) for r, z in zip(results, addends, strict=True)]
+
+
+def _fragment(x, register):
+    return (register if register.size == x.n else np.broadcast_to(register, x.n)).reshape(-1, 8, 4)
+
+
+class _Chain:
+    """mma instructions that accumulate into one tile."""
+
+    def __init__(self, instruction, type_, c):
+        self.instruction, self.type, self.c = instruction, type_, c
+        self.a, self.b, self.d = [], [], None
+
+
+class MmaBatch:
+    """Collects the mma instructions of a block, and writes each grid of tiles as one product.
+
+    Chains that accumulate over k become the inner dimension, tiles that share A fragments the
+    columns, tiles that share B fragments the rows.
+    """
+
+    def __init__(self, translator):
+        self.t = translator
+        self.chains = {}  # the names of a chain's results -> chain
+        self.results = set()
+
+    def add(self, i, types):
+        t = self.t
+        d, a, b, c = ((o if isinstance(o, tuple) else (o,)) for o in i.operands)
+        a_names = tuple(t.use(r, "b32") for r in a)
+        b_names = tuple(t.use(r, "b32") for r in b)
+        c_names = tuple(t.current.get(getattr(r, "index", None)) for r in c)
+        chain = self.chains.get(c_names)
+        continued = (
+            chain is not None and chain.type == types[1] and all((chain.instruction, r.index) in t.used_once for r in c)
+        )
+        if continued:
+            del self.chains[c_names]
+        else:
+            chain = _Chain(i, types[1], tuple(t.use(r, "f32") for r in c))
+        chain.instruction = i
+        chain.a.append(a_names)
+        chain.b.append(b_names)
+        chain.d = tuple(t.fresh("f4") for _ in d)
+        self.chains[chain.d] = chain
+        self.results.update(chain.d)
+        for register, name in zip(d, chain.d, strict=True):
+            t.define(register, name, "f32")
+
+    def emit(self):
+        chains, self.chains = list(self.chains.values()), {}
+        self.results.clear()
+        by_a = {}
+        for chain in chains:
+            by_a.setdefault((chain.type, tuple(chain.a)), []).append(chain)
+        by_b = {}
+        for (type_, a), row in by_a.items():
+            by_b.setdefault((type_, tuple(tuple(c.b) for c in row)), []).append((a, row))
+        for (type_, b), rows in by_b.items():
+            a = tuple(a for a, _ in rows)
+            c = tuple(tuple(chain.c for chain in row) for _, row in rows)
+            names = [name for _, row in rows for chain in row for name in chain.d]
+            site = self.t.site(rows[0][1][0].instruction)
+            text = f"mma(x, m, {type_!r}, {_tuple(a)}, {_tuple(b)}, {_tuple(c)}, {site})"
+            self.t.lines.append(f"({', '.join(names)},) = {text}")
+
+
+def _tuple(nested):
+    """Nested tuples of names as Python source."""
+    return nested if isinstance(nested, str) else f"({', '.join(_tuple(n) for n in nested)},)"

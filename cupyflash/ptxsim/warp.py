@@ -1,0 +1,141 @@
+"""Instructions across the 32 lanes of a warp: shuffles, votes, matches, reductions.
+
+Arrays hold the warps one after another. `m` is the mask of active lanes (None: all).
+"""
+
+import numpy as np
+
+WARP = 32
+_ALL = np.uint32(0xFFFFFFFF)
+
+
+def _spread(x, a):
+    return np.broadcast_to(a, x.n)
+
+
+def bits_of_warps(x, flags):
+    """One 32-bit word for each warp, repeated for its lanes."""
+    words = np.packbits(np.ascontiguousarray(_spread(x, flags)), bitorder="little").view(np.uint32)
+    return np.repeat(words, WARP)
+
+
+def shfl(x, m, mode, a, b, c, members, ins):
+    """The value of another lane, and whether that lane is in range."""
+    source, inside = _shuffle_source(x, mode, b, c)
+    if m is not None:
+        flags = _spread(x, m)
+        missing = flags & inside & ~flags[source]
+        if missing.any():
+            raise x.error(ins, int(np.argmax(missing)), f"shfl.{mode} reads a lane of its warp that does not take part")
+    return (a if a.size == 1 else a.take(source)), inside
+
+
+def _shuffle_source(x, mode, b, c):
+    key = (mode, b.tobytes(), c.tobytes()) if b.size == 1 and c.size == 1 else None
+    found = x.memo.get(key) if key else None
+    if found is None:
+        lane = x.lane.astype(np.int64)
+        bval, cval, segment = (
+            (b & np.uint32(31)).astype(np.int64),
+            (c & np.uint32(31)).astype(np.int64),
+            (c >> np.uint32(8)) & np.uint32(31),
+        )
+        segment = segment.astype(np.int64)
+        highest = (lane & segment) | (cval & ~segment & 31)
+        lowest = lane & segment
+        if mode == "up":
+            source = lane - bval
+            inside = source >= highest
+        elif mode == "down":
+            source = lane + bval
+            inside = source <= highest
+        elif mode == "bfly":
+            source = lane ^ bval
+            inside = source <= highest
+        else:
+            source = lowest | (bval & ~segment & 31)
+            inside = source <= highest
+        source = np.where(inside, source, lane) + np.arange(x.n) // WARP * WARP
+        found = source, inside
+        if key:
+            x.memo[key] = found
+    return found
+
+
+def vote(x, m, mode, p, members):
+    """all, any, uni or ballot over the named lanes; inactive lanes count for nothing."""
+    plain = m is None and members.size == 1 and members[0] == _ALL
+    if plain and p.size == 1:
+        if mode == "ballot":
+            return np.where(p, _ALL, np.uint32(0))
+        return np.ones(1, bool) if mode == "uni" else p
+    if plain and mode in ("any", "all"):
+        by_warp = p.reshape(-1, WARP).any(1) if mode == "any" else p.reshape(-1, WARP).all(1)
+        return np.repeat(by_warp, WARP)
+    active = np.ones(x.n, bool) if m is None else _spread(x, m)
+    named = bits_of_warps(x, active) & members
+    yes = bits_of_warps(x, _spread(x, p) & active) & members
+    if mode == "ballot":
+        return yes
+    if mode == "any":
+        return yes != 0
+    return yes == named if mode == "all" else (yes == named) | (yes == 0)
+
+
+def _pairs(x, m, members):
+    """(warps, 32, 32) bools: lane i counts lane j."""
+    named = (_spread(x, members)[:, None] >> np.arange(WARP, dtype=np.uint32)) & np.uint32(1) != 0
+    named = named.reshape(-1, WARP, WARP)
+    return named if m is None else named & _spread(x, m).reshape(-1, 1, WARP)
+
+
+def match(x, m, mode, a, members):
+    """any: the lanes with the same value. all: everybody and true if all values are equal, else 0."""
+    values = _spread(x, a).reshape(-1, WARP)
+    pairs = _pairs(x, m, members)
+    same = (values[:, :, None] == values[:, None, :]) & pairs
+    words = np.packbits(same, axis=2, bitorder="little").view(np.uint32).reshape(-1)
+    if mode == "any":
+        return words, np.ones(1, bool)
+    everyone = np.packbits(pairs, axis=2, bitorder="little").view(np.uint32).reshape(-1)
+    equal = words == everyone
+    return np.where(equal, everyone, np.uint32(0)), equal
+
+
+_REDUCE = {
+    "add": (np.add, 0), "min": (np.minimum, None), "max": (np.maximum, None), "and": (np.bitwise_and, -1), "or": (np.bitwise_or, 0),
+    "xor": (np.bitwise_xor, 0),
+}  # fmt: skip
+
+
+def redux(x, m, operation, a, members):
+    """Reduction over the named lanes."""
+    function, neutral = _REDUCE[operation]
+    info = np.iinfo(a.dtype)
+    if neutral is None:
+        neutral = info.max if operation == "min" else info.min
+    elif neutral == -1:
+        neutral = -1 if a.dtype.kind == "i" else info.max
+    values = _spread(x, a).reshape(-1, 1, WARP)
+    chosen = np.where(_pairs(x, m, members), values, a.dtype.type(neutral))
+    return function.reduce(chosen, axis=2, dtype=a.dtype).reshape(-1)
+
+
+def activemask(x, m):
+    return bits_of_warps(x, np.ones(1, bool) if m is None else m)
+
+
+def elect(x, m, members):
+    """The lowest named lane, and whether that is the own lane."""
+    named = members & activemask(x, m)
+    lowest = named & (~named + np.uint32(1))
+    leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)
+    return leader, x.lane == leader
+
+
+def clock(x, name):
+    """A counter that moves with every look at it."""
+    ticks = x.chunk.ticks = x.chunk.ticks + 1
+    if name == "clock_hi" or name == "globaltimer_hi":
+        return np.zeros(1, np.uint32)
+    return np.array([ticks], np.uint64 if name in ("clock64", "globaltimer") else np.uint32)
