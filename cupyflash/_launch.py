@@ -106,7 +106,8 @@ class Simulator:
         from cupyflash import ptxsim
 
         self._ptxsim = ptxsim
-        self.arch: str = ptxsim.current().arch
+        with ptxsim.settings() as current:
+            self.arch: str = current.arch
         self.empty = np.empty
         self.zeros = np.zeros
 
