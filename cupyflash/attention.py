@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-from cupyflash import _config, _launch
+from cupyflash import _config, _launch, _packing
 from cupyflash._launch import Gpu, Launch, Simulator
-from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, attention_problem, merge_batch_dims
-
-_CHUNK = 8  # 16-bit elements in one 16-byte load
-_CHUNK_BYTES = 16
+from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Problem, attention_problem, merge_batch_dims
 
 
 def attention(
@@ -103,16 +97,16 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         ("value", v, problem.v, rows_k, problem.head_dim_v),
         ("out", out, problem.layout(out), rows_q, problem.head_dim_v),
     ):
-        if _in_chunks(device.address(array), layout, problem.batch_shape, rows, columns):
+        if _packing.in_chunks(device.address(array), layout, problem.batch_shape, rows, columns):
             arrays[name], layouts[name] = array, layout
             continue
-        packed, packed_layout = _packed(device, array.dtype, layout, problem.batch_shape, rows, columns)
+        packed, packed_layout = _packing.packed(device, array.dtype, layout, problem.batch_shape, rows, columns)
         arrays[name], layouts[name] = packed, packed_layout
         matrices = problem.batch_shape, rows, columns
         if name == "out":
-            after.append(_copy(device, packed, packed_layout, array, layout, *matrices))
+            after.append(_packing.copy(device, packed, packed_layout, array, layout, *matrices))
         else:
-            before.append(_copy(device, array, layout, packed, packed_layout, *matrices))
+            before.append(_packing.copy(device, array, layout, packed, packed_layout, *matrices))
 
     sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layouts[name].batch_strides for name in layouts))
     operands = {
@@ -137,54 +131,3 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
     )
     touched = (*arrays.values(), *(() if lse is None else (lse,)))
     return [*before, Launch(config, params, touched), *after]
-
-
-def _in_chunks(address: int, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> bool:
-    """Whether every row is whole 16-byte chunks at multiples of 16 bytes."""
-    strides = [stride for size, stride in zip(batch_shape, layout.batch_strides, strict=True) if size > 1]
-    if rows > 1:
-        strides.append(layout.row_stride)
-    return (
-        layout.column_stride == 1
-        and columns % _CHUNK == 0
-        and address % _CHUNK_BYTES == 0
-        and all(stride % _CHUNK == 0 for stride in strides)
-    )
-
-
-def _packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:
-    """An array of 0 with rows of whole chunks, for the matrices of ``layout``; broadcast dimensions stay so."""
-    own_shape = tuple(size if stride else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True))
-    row_stride = _config.round_up(columns, _CHUNK)
-    packed = device.zeros((*own_shape, rows, row_stride), dtype)
-    batch_strides = tuple(
-        math.prod(own_shape[axis + 1 :]) * rows * row_stride if size > 1 else 0 for axis, size in enumerate(own_shape)
-    )
-    return packed, Layout(batch_strides, row_stride, 1)
-
-
-def _copy(device, source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
-    """Each matrix once: along a dimension that both sides broadcast, only the first."""
-    shape = tuple(
-        size if a or b else 1
-        for size, a, b in zip(batch_shape, source_layout.batch_strides, target_layout.batch_strides, strict=True)
-    )
-    sizes, (source_strides, target_strides) = merge_batch_dims(
-        shape, source_layout.batch_strides, target_layout.batch_strides
-    )
-    params = _launch.pack(
-        _launch.STRIDED_COPY,
-        source=device.address(source),
-        target=device.address(target),
-        source_row_stride=source_layout.row_stride,
-        source_column_stride=source_layout.column_stride,
-        target_row_stride=target_layout.row_stride,
-        target_column_stride=target_layout.column_stride,
-        source_batch_stride=source_strides,
-        target_batch_stride=target_strides,
-        batch=_launch.batch_shape(sizes),
-        num_batches=math.prod(sizes),
-        rows=rows,
-        columns=columns,
-    )
-    return Launch(_config.strided_copy((*sizes, rows, columns), source.dtype), params, (source, target))

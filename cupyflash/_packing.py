@@ -1,0 +1,67 @@
+"""Packed copies of operands whose rows the tiled kernels cannot read or write in chunks of 16 bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cupyflash import _config, _launch
+from cupyflash._launch import Launch
+from cupyflash._problem import Layout, merge_batch_dims
+
+_CHUNK = 8  # 16-bit elements in one 16-byte load
+_CHUNK_BYTES = 16
+
+
+def in_chunks(address: int, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> bool:
+    """Whether every row is whole 16-byte chunks at multiples of 16 bytes."""
+    strides = [stride for size, stride in zip(batch_shape, layout.batch_strides, strict=True) if size > 1]
+    if rows > 1:
+        strides.append(layout.row_stride)
+    return (
+        layout.column_stride == 1
+        and columns % _CHUNK == 0
+        and address % _CHUNK_BYTES == 0
+        and all(stride % _CHUNK == 0 for stride in strides)
+    )
+
+
+def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:
+    """An array of 0 with rows of whole chunks for the matrices of ``layout``; broadcast dimensions stay so.
+
+    The kernels read whole chunks: what pads a row must be finite, or it would reach the scores as 0 * NaN.
+    """
+    own_shape = tuple(size if stride else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True))
+    row_stride = _config.round_up(columns, _CHUNK)
+    array = device.zeros((*own_shape, rows, row_stride), dtype)
+    batch_strides = tuple(
+        math.prod(own_shape[axis + 1 :]) * rows * row_stride if size > 1 else 0 for axis, size in enumerate(own_shape)
+    )
+    return array, Layout(batch_strides, row_stride, 1)
+
+
+def copy(device, source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
+    """Each matrix once: along a dimension that both sides broadcast, only the first."""
+    shape = tuple(
+        size if a or b else 1
+        for size, a, b in zip(batch_shape, source_layout.batch_strides, target_layout.batch_strides, strict=True)
+    )
+    sizes, (source_strides, target_strides) = merge_batch_dims(
+        shape, source_layout.batch_strides, target_layout.batch_strides
+    )
+    params = _launch.pack(
+        _launch.STRIDED_COPY,
+        source=device.address(source),
+        target=device.address(target),
+        source_row_stride=source_layout.row_stride,
+        source_column_stride=source_layout.column_stride,
+        target_row_stride=target_layout.row_stride,
+        target_column_stride=target_layout.column_stride,
+        source_batch_stride=source_strides,
+        target_batch_stride=target_strides,
+        batch=_launch.batch_shape(sizes),
+        num_batches=math.prod(sizes),
+        rows=rows,
+        columns=columns,
+    )
+    return Launch(_config.strided_copy((*sizes, rows, columns), source.dtype), params, (source, target))
