@@ -82,6 +82,7 @@ def test_a_random_schedule_is_reproduced_by_its_seed():
     extern "C" __global__ void race(int* out) {
       __shared__ int last;
       last = threadIdx.x / 32;
+      __syncthreads();
       out[blockIdx.x * blockDim.x + threadIdx.x] = last;
     }"""
     runs = {}

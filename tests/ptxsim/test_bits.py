@@ -165,7 +165,9 @@ def counts():
 
 
 def compiled():
-    yield Instruction("c", "b32 b32 b32 -> b32", permute(None), c="__byte_perm(a, b, c)")
+    yield Instruction(
+        "c", "b32 b32 b32 -> b32", lambda a, b, c: permute(None)(a, b, c & 0x7777), c="__byte_perm(a, b, c)"
+    )
     yield Instruction("c", "b32 b32 -> b32", lambda a, b: (a ^ ~b) & (a | b), c="(a ^ ~b) & (a | b)")
     yield Instruction("c", "u32 -> u32", lambda a: (a & -a).bit_length(), c="__ffs(a)")
     yield Instruction("c", "u32 -> u32", lambda a: a << 7 | a >> 25, c="(a << 7) | (a >> 25)")

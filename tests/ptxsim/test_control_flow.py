@@ -165,28 +165,6 @@ def test_divergence_between_warps_and_blocks(settings):
 
 
 @every_schedule
-def test_functions_that_are_not_inlined(settings):
-    source = """
-    __device__ __noinline__ int mix(int a, int b) { return a > b ? a * 3 - b : b * 5 + a; }
-    __device__ __noinline__ void store_both(int* pair, int a) { pair[0] = mix(a, 20); pair[1] = mix(20, a); }
-    extern "C" __global__ void calls(int* out) {
-      int i = blockIdx.x * blockDim.x + threadIdx.x;
-      int pair[2];
-      store_both(pair, i);
-      out[i] = i % 3 ? mix(pair[0], pair[1]) : pair[0] - pair[1];
-    }"""
-
-    def mix(a, b):
-        return a * 3 - b if a > b else b * 5 + a
-
-    def model(i):
-        first, second = mix(i, 20), mix(20, i)
-        return mix(first, second) if i % 3 else first - second
-
-    run_per_thread(source, model, settings)
-
-
-@every_schedule
 def test_binary_search_with_divergent_memory(settings):
     source = """
     extern "C" __global__ void search(int* out, const int* sorted, int n) {

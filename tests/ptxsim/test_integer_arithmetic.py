@@ -59,11 +59,6 @@ def special():
     yield Instruction("sub.sat.s32", "s32 s32 -> s32", lambda a, b: s32(a - b))
     yield Instruction("sad.u32", "u32 u32 u32 -> u32", lambda a, b, c: c + abs(a - b))
     yield Instruction("sad.s32", "s32 s32 s32 -> s32", lambda a, b, c: c + abs(a - b))
-    carry_in = "add.cc.u32 %0, %1, %2; addc.u32 %0, %3, %4;"
-    four = "u32 u32 u32 u32 -> u32"
-    yield Instruction("addc.u32", four, lambda a, b, c, d: c + d + (a + b >> 32), asm=carry_in)
-    borrow_in = "sub.cc.u32 %0, %1, %2; subc.u32 %0, %3, %4;"
-    yield Instruction("subc.u32", four, lambda a, b, c, d: c - d - (a < b), asm=borrow_in)
 
 
 def compiled():

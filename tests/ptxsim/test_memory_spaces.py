@@ -204,16 +204,15 @@ def test_struct_parameters_by_value(qualifier):
 def test_address_of_a_grid_constant_parameter():
     source = """
     struct Table { int values[6]; };
-    __device__ __noinline__ int pick(const int* values, int k) { return values[k]; }
-    extern "C" __global__ void address(const __grid_constant__ Table table, int* out) {
-      const int* p = table.values;
-      out[threadIdx.x] = pick(p, threadIdx.x % 6);
+    extern "C" __global__ void address(const __grid_constant__ Table table, int* out, const int* other) {
+      const int* p = threadIdx.x < 12 ? table.values : other;
+      out[threadIdx.x] = p[threadIdx.x % 6];
     }"""
     table = np.zeros((), np.dtype([("values", "i4", (6,))]))
     table["values"] = [5, 8, 13, 21, 34, 55]
-    out = poisoned(12, np.int32)
-    launch(source, 1, 12, table[()], out)
-    np.testing.assert_array_equal(out, np.tile([5, 8, 13, 21, 34, 55], 2))
+    out = poisoned(18, np.int32)
+    launch(source, 1, 18, table[()], out, -np.arange(6, dtype=np.int32))
+    np.testing.assert_array_equal(out, [5, 8, 13, 21, 34, 55] * 2 + [0, -1, -2, -3, -4, -5])
 
 
 def test_a_module_is_not_tied_to_the_arrays_of_its_first_launch():
