@@ -19,6 +19,7 @@ class Block:
     targets: tuple  # block indices; a conditional branch has (taken, fall through)
     reads: int = 0  # registers, as bit sets
     writes: int = 0
+    delivered: int = 0  # what its ending, a bar.red, writes when all threads have arrived
     live_in: int = 0
     live_out: int = 0
     polls: bool = False
@@ -128,6 +129,7 @@ def _liveness(blocks):
             modifiers = instruction.modifiers
             block.polls |= instruction.opcode in POLLING or not POLLING_MODIFIERS.isdisjoint(modifiers)
         block.reads, block.writes = read, written
+        block.delivered = sum(1 << r.index for r in results(block.ending)) if block.ending else 0
     changed = True
     while changed:
         changed = False

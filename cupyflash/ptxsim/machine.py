@@ -196,7 +196,7 @@ class Chunk:
         if after is not None:
             self.pc[x.positions()] = pc
         if own:
-            self.scatter(x, registers, written & live)
+            self.scatter(x, registers, written & live & ~block.delivered)
 
     def follow(self, x, block, result):
         """The group's next block, or None once its lanes' own pcs are stored."""
