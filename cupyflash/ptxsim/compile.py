@@ -1,6 +1,7 @@
 """CUDA C++ to PTX by NVRTC, through CuPy's own binding, with a disk cache that needs neither."""
 
 import hashlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -58,6 +59,8 @@ def _with_cupy_options(options, arch):
 def _run_nvrtc(code, arguments, names):
     from cupy_backends.cuda.libs import nvrtc
 
+    if "#include" in code:
+        arguments = (*arguments, *(f"-I{directory}" for directory in _include_directories()))
     program = nvrtc.createProgram(code, _SOURCE_NAME, (), ())
     try:
         for name in names:
@@ -73,10 +76,17 @@ def _run_nvrtc(code, arguments, names):
     return lowered + "\n" + ptx.replace(f'"{os.getcwd()}/', '"')
 
 
+def _include_directories():
+    """CUDA headers of the nvidia-cuda-runtime package, beside NVRTC."""
+    found = importlib.util.find_spec("nvidia")
+    roots = found.submodule_search_locations if found else ()
+    return [str(d) for root in roots for d in Path(root).glob("*/include") if (d / "cuda_fp16.h").exists()]
+
+
 def _nvrtc_version():
     """Versions of the packages that hold NVRTC: known without loading it."""
     found = []
-    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy"):
+    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime", "cupy-cuda13x", "cupy-cuda12x", "cupy"):
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:

@@ -245,3 +245,23 @@ def split(a, count):
     narrow = f"u{a.dtype.itemsize // count}"
     width = 8 * a.dtype.itemsize // count
     return tuple((a >> a.dtype.type(width * n)).astype(narrow) for n in range(count))
+
+
+def add_carry(a, b, carry):
+    """a + b + carry, and the carry out."""
+    s = a + b
+    out = s < a
+    if carry is not None:
+        total = s + carry.astype(s.dtype)
+        return total, out | (total < s)
+    return s, out
+
+
+def sub_carry(a, b, borrow):
+    """a - b - borrow, and the borrow out."""
+    s = a - b
+    out = a < b
+    if borrow is not None:
+        total = s - borrow.astype(s.dtype)
+        return total, out | (s < total)
+    return s, out

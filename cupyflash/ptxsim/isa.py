@@ -19,6 +19,8 @@ add sub | s32 | sat |
 add sub mul | f32 | rn rz rm rp ftz sat |
 add sub mul | f64 | rn |
 add sub mul | {_HALF} | rn ftz sat |
+add sub addc subc | u32 s32 u64 s64 | cc |
+mad madc | u32 s32 u64 s64 | lo hi cc |
 mul | {_INT} | lo hi wide |
 mad | {_INT} | lo hi wide |
 mad | f32 | rn rz rm rp ftz sat |
@@ -126,8 +128,36 @@ def supported(instruction):
     )
 
 
-def check_support(function):
-    """Raise NotImplementedError with every unsupported instruction of a kernel, one a line."""
+# (since, opcodes, modifiers of which one must be there): the first architecture that has them.
+_SINCE = (
+    (75, {"tanh"}, None),
+    (80, {"cp"}, {"async"}),
+    (80, {"redux"}, None),
+    (80, {"mma"}, {"m16n8k16", "bf16"}),
+    (80, {"fma", "cvt", "min", "max", "neg", "abs"}, {"bf16", "bf16x2"}),
+    (80, {"cvt"}, {"f16x2", "tf32", "relu"}),
+    (80, {"min", "max"}, {"f16", "f16x2", "NaN"}),
+    (86, {"min", "max"}, {"xorsign"}),
+    (90, {"stmatrix", "elect", "griddepcontrol"}, None),
+    (90, {"add", "sub", "mul", "ex2", "tanh", "setp", "atom", "red"}, {"bf16", "bf16x2"}),
+)
+
+
+def first_architecture(instruction):
+    """The compute capability (times 10) that an instruction needs, as far as it matters from sm_75 on."""
+    modifiers = set(instruction.modifiers)
+    needs = (since for since, opcodes, some in _SINCE if instruction.opcode in opcodes and (not some or some & modifiers))
+    return max(needs, default=70)
+
+
+def check_support(function, arch):
+    """Raise NotImplementedError with every instruction of a kernel, one a line, that the simulator does
+    not know, or that the architecture does not have."""
+    capability = int(arch[3:])
+    early = [i for i in function.code if first_architecture(i) > capability]
+    if early:
+        lines = [f"  {i} needs sm_{first_architecture(i)} (PTX line {i.line}, {i.where})" for i in early]
+        raise NotImplementedError("\n".join([f"{function.name}: {arch} does not have these instructions:", *lines]))
     unknown = [instruction for instruction in function.code if not supported(instruction)]
     if unknown:
         lines = [f"  {i} (PTX line {i.line}{', ' + i.where if i.source else ''})" for i in unknown]

@@ -32,8 +32,28 @@ def wrapping(t, i, types):
     if "sat" in i.modifiers:
         t.define(d, call(t, f"{i.opcode}_sat", (a, b), type_), type_)
         return
+    if "cc" in i.modifiers:
+        with_carry(t, i, types)
+        return
     plain = _UNSIGNED.get(type_, type_)
     t.define(d, call(t, _UFUNC[i.opcode], (a, b), plain), plain)
+
+
+def with_carry(t, i, types):
+    """add.cc, addc, sub.cc, subc, mad.cc, madc: `t.carry` is the carry (borrow) flag of the block."""
+    d, a, b, *c = i.operands
+    type_ = _UNSIGNED.get(types[0], types[0])
+    if c:
+        function = "mul_hi" if "hi" in i.modifiers else "np_multiply"
+        a, b = t.cast(call(t, function, (a, b), types[0]), seen(type_)), c[0]
+    else:
+        a = t.use(a, type_)
+    carry = t.carry if i.opcode.endswith("c") else "None"
+    function = "sub_carry" if i.opcode.startswith("sub") else "add_carry"
+    both = t.let(f"{function}({a}, {t.use(b, type_)}, {carry})", seen(type_))
+    t.define(d, t.let(f"{both}[0]", seen(type_)), type_)
+    if "cc" in i.modifiers:
+        t.carry = t.let(f"{both}[1]", "?")
 
 
 def mul(t, i, types):
@@ -45,6 +65,9 @@ def mul(t, i, types):
 def mad(t, i, types):
     d, a, b, c = i.operands
     (type_,) = types
+    if "cc" in i.modifiers:
+        with_carry(t, i, types)
+        return
     _multiply(t, i, type_, d, a, b, c)
 
 
@@ -254,6 +277,7 @@ def _unpack(t, parts, whole, type_):
 
 INTEGER = {
     **dict.fromkeys(("add", "sub", "and", "or", "xor"), wrapping),
+    **dict.fromkeys(("addc", "subc", "madc"), with_carry),
     "mul": mul,
     "mad": mad,
     "mul24": mul24,

@@ -1,7 +1,7 @@
 """How loads, stores, atomics, address conversions and cp.async are written in NumPy."""
 
 from .lower_integer import seen
-from .parse import SINK, Register
+from .parse import SINK, Register, Variable
 
 _SPACES = {
     "global": "x.global_", "shared": "x.shared", "shared::cta": "x.shared", "local": "x.local", "param": "x.param", "const": "x.const",
@@ -16,8 +16,12 @@ _WINDOWS = {
 _NARROW = {"shared", "shared::cta", "local", "param", "const"}
 
 
-def _space(i):
-    return next((m for m in i.modifiers if m in _SPACES), None)
+def _space(t, i, memory):
+    """The state space that an access names. A `.param` of a call is the thread's own, like a local."""
+    space = next((m for m in i.modifiers if m in _SPACES), None)
+    if space == "param" and isinstance(memory.address.base, Variable) and not t.program.is_parameter(memory.address.base):
+        return "local"
+    return space
 
 
 def _address(t, memory, space):
@@ -40,7 +44,7 @@ def _vector(i):
 
 def load(t, i, types):
     d, memory = i.operands
-    address, space = _address(t, memory, _space(i))
+    address, space = _address(t, memory, _space(t, i, memory))
     type_, count = types[0], _vector(i)
     size = t.width(type_) // 8
     t.count_memory("load", i, address, size * count)
@@ -56,7 +60,7 @@ def load(t, i, types):
 
 def store(t, i, types):
     memory, value = i.operands
-    address, space = _address(t, memory, _space(i))
+    address, space = _address(t, memory, _space(t, i, memory))
     type_, count = types[0], _vector(i)
     size = t.width(type_) // 8
     t.count_memory("store", i, address, size * count)
@@ -69,7 +73,7 @@ def store(t, i, types):
 
 def atomic(t, i, types):
     d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
-    space_name = _space(i)
+    space_name = _space(t, i, memory)
     address, space = _address(t, memory, space_name)
     type_ = types[0]
     operation = next(

@@ -288,7 +288,7 @@ def round_integer(x, mode):
 
 
 def float_to_integer(x, dtype, mode):
-    """Rounded, saturated; NaN gives 0 (0x80... for 64-bit results)."""
+    """Rounded, saturated. NaN gives 0, or only the top bit where either side has 64 bits."""
     dtype = np.dtype(dtype)
     info = np.iinfo(dtype)
     rounded = _TO_INTEGER[mode](x.astype(np.float64))
@@ -298,8 +298,8 @@ def float_to_integer(x, dtype, mode):
     result = inside.astype(dtype)
     result = np.where(below, dtype.type(info.min), np.where(above, dtype.type(info.max), result))
     if nan.any():
-        of_nan = 0 if dtype.itemsize < 8 else (info.min if dtype.kind == "i" else 1 << 63)
-        result = np.where(nan, dtype.type(of_nan), result)
+        top = np.array([1 << (8 * dtype.itemsize - 1)], f"u{dtype.itemsize}").view(dtype)
+        result = np.where(nan, top if dtype.itemsize == 8 or x.dtype == np.float64 else dtype.type(0), result)
     return result
 
 
@@ -311,8 +311,8 @@ def integer_to_float(a, dtype, rounding):
         return a.astype(dtype)
     if dtype == np.float64:
         return _directed_i64_to_f64(a, rounding)
-    sticky = np.where(a & a.dtype.type(0x7FF) != 0, a.dtype.type(0x800), a.dtype.type(0))
-    return to_f32(((a & ~a.dtype.type(0x7FF)) | sticky).astype(np.float64), rounding)
+    high = a & ~a.dtype.type(0x7FF)  # 53 bits: exact in float64, and so is the rest
+    return to_f32(_odd_sum(high.astype(np.float64), (a - high).astype(np.float64)), rounding)
 
 
 def _directed_i64_to_f64(a, rounding):

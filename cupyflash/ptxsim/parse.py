@@ -334,6 +334,7 @@ class _Parser:
         code = self.function.code
         while len(self.scopes) > depth:
             text = self.take()
+            kind = self.kinds[self.at - 1]
             if text == "{":
                 self.scopes.append({})
             elif text == "}":
@@ -357,7 +358,7 @@ class _Parser:
             elif self.peek() == ":":
                 self.take()
                 self.label(text)
-            elif self.kinds[self.at - 1] == "name":
+            elif kind == "name":
                 code.append(self.instruction(text, None))
             else:
                 raise ParseError(f"PTX line {self.lines[self.at]}: unexpected {text!r}")

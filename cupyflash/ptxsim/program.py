@@ -3,6 +3,7 @@
 import numpy as np
 
 from .flow import basic_blocks, results, sources
+from .inline import inline_calls
 from .isa import check_support, types_of
 from .parse import Address, Memory, Special, Variable
 from .translate import BlockTranslator, Constants
@@ -14,7 +15,8 @@ class Program:
     """One kernel of a loaded module. With `profiled`, translated code counts accesses."""
 
     def __init__(self, module, function, profiled):
-        check_support(function)
+        function = inline_calls(function, module.parsed.functions)
+        check_support(function, module.arch)
         self.module, self.function, self.profiled = module, function, profiled
         self.name = function.name
         self.blocks = basic_blocks(function)
@@ -42,6 +44,10 @@ class Program:
                 v.offset = -(-self.shared_bytes // v.align) * v.align
         dynamic = [v.offset for v in placed if v.extern and v.space == "shared"]
         self.shared_bytes = max([self.shared_bytes, *dynamic])
+
+    def is_parameter(self, variable):
+        """Whether a variable is one of the kernel's own parameters."""
+        return any(variable is p for p in self.function.parameters)
 
     def reserve_specials(self):
         for block in self.blocks:

@@ -38,7 +38,9 @@ def device_memory(*arrays):
 
 
 class RawModule:
-    """CUDA C++ source, compiled to PTX by NVRTC at first use.
+    """CUDA C++ source, compiled to PTX by NVRTC for the architecture of the settings in force.
+
+    A launch under other settings compiles again.
 
     Parameters
     ----------
@@ -52,7 +54,7 @@ class RawModule:
     Raises
     ------
     CompileError
-        At first use, with NVRTC's log.
+        With NVRTC's log.
     """
 
     def __init__(self, *, code, options=(), name_expressions=None):
@@ -64,9 +66,15 @@ class RawModule:
         self.name_expressions = tuple(name_expressions or ())
         self._loaded = {}
         self._lock = threading.Lock()
+        self._load()
 
     def get_function(self, name):
-        """A kernel by its name, or by a name expression."""
+        """A kernel by its name, or by a name expression.
+
+        Raises ValueError for an unknown name, and NotImplementedError with a list of all instructions
+        of the kernel that the simulator does not know.
+        """
+        self._load().program(name, False)
         return Kernel(self, name)
 
     def get_global(self, name):
@@ -78,15 +86,15 @@ class RawModule:
         with self._lock:
             if arch not in self._loaded:
                 ptx, lowered = compile_module(self.code, self.options, arch, self.name_expressions)
-                self._loaded[arch] = LoadedModule(parse.parse(ptx), lowered)
+                self._loaded[arch] = LoadedModule(parse.parse(ptx), lowered, arch)
             return self._loaded[arch]
 
 
 class LoadedModule:
     """A parsed module with its module-scope variables in memory."""
 
-    def __init__(self, parsed, lowered):
-        self.parsed, self.lowered = parsed, lowered
+    def __init__(self, parsed, lowered, arch):
+        self.parsed, self.lowered, self.arch = parsed, lowered, arch
         self.memory, self.addresses = {}, {}
         for variable in parsed.variables.values():
             if variable.space == "global":
