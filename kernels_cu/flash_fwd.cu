@@ -25,6 +25,10 @@ constexpr int M_TILES = BLOCK_M / NUM_WARPS / MMA_M;   // of a warp
 constexpr int N_TILES = BLOCK_N / MMA_N;
 constexpr int DIM_TILES = HEAD_DIM_V / MMA_N;
 
+// The step of O += P V before which the next key tile is fetched: at once, unless a tile's scores take
+// more registers than the output, when those of the first step have to be free.
+constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 1 : 0;
+
 static_assert(BLOCK_M == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
 static_assert(HEAD_DIM % MMA_K == 0 && HEAD_DIM_V % MMA_K == 0 && BLOCK_N % MMA_K == 0, "whole mma steps");
 
@@ -74,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     const uint32_t value_address = fragment_address(value_tile, 0, lane);
 
     float acc[M_TILES][DIM_TILES][4] = {};
-    OnlineSoftmax<M_TILES> softmax(params.scale_log2);
+    // A scale that is not positive would make a minimum of the maximum: the scores are multiplied by it beforehand.
+    OnlineSoftmax<M_TILES> softmax(SCALE_POSITIVE ? params.scale_log2 : 1.0f);
 
     int keys_left = params.seqlen_k;   // from the current tile on
     auto visit = [&](int tile, auto boundary) {
@@ -102,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
             }
         }
 
+        if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
         const TileMask<M_TILES> mask(first_query + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
         if constexpr (boundary.value) mask.apply(scores, lane);
 
@@ -131,11 +137,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         }
         __syncthreads();   // the value tile has landed, and every warp is done with the key tile
         keys_left -= BLOCK_N;
-        if (tile + 1 < tiles.end) key_loader.load_async(keys_left);
 
         // O += P V
 #pragma unroll
         for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
+            if (k == PREFETCH_STEP && tile + 1 < tiles.end) key_loader.load_async(keys_left);
             uint32_t weight[M_TILES][4];
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)

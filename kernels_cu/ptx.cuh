@@ -30,6 +30,12 @@ __device__ __forceinline__ float mul_rn(float a, float b) {
     return y;
 }
 
+// The same pointer, of which the compiler does not know how it was computed.
+__device__ __forceinline__ const uint16_t* opaque(const uint16_t* pointer) {
+    asm("" : "+l"(pointer));
+    return pointer;
+}
+
 // Two floats, each rounded to nearest even, as one register: `low` in bits 0-15.
 template <typename Element>
 __device__ __forceinline__ uint32_t cvt_rn_x2(float low, float high);

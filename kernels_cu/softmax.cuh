@@ -1,23 +1,25 @@
 // Online softmax (Milakov and Gimelshein 2018) over score fragments, in base 2.
 //
-// A row's scores arrive tile by tile. With m its running maximum and l its running sum,
-//   m' = max(m, max_j s_j),   l' = l exp(m - m') + sum_j exp(s_j - m'),   O' = O exp(m - m') + P V.
-// The scale is folded into the exponent: exp(scale (s - m)) = 2^(s c - m c) with c = scale log2(e),
-// one fused multiply-add and one ex2 per score.
+// A row's scores arrive tile by tile. With c = scale log2(e) > 0, the scaled running maximum M and the
+// running sum l,
+//   M' = max(M, c max_j s_j),   l' = l 2^(M - M') + sum_j 2^(c s_j - M'),   O' = O 2^(M - M') + P V,
+// so that a weight takes one fused multiply-add and one ex2.
+
+// M of a row that saw no key: finite, for -inf - -inf would be NaN, and below every score.
+constexpr float NO_KEY = -3.402823466e38f;
 
 template <int M_TILES>
 struct OnlineSoftmax {
     float scale_log2;              // c
-    float row_max[M_TILES][2];     // m; the two rows that a lane has in each 16-row tile
+    float max_scaled[M_TILES][2];  // M of the two rows that a lane has in each 16-row tile
     float row_sum[M_TILES][2];     // this lane's part of l
-    float max_scaled[M_TILES][2];  // m c, or 0 where no key was seen: -inf - -inf would be NaN
 
     __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                row_max[m][half] = -infinity();
+                max_scaled[m][half] = NO_KEY;
                 row_sum[m][half] = 0.0f;
             }
     }
@@ -29,22 +31,20 @@ struct OnlineSoftmax {
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float tile_max = scores[m][0][2 * half];
+                float tile_max = -infinity();
 #pragma unroll
                 for (int n = 0; n < N_TILES; ++n)
                     tile_max = fmaxf(tile_max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 1));
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 2));
-                const float old_max = row_max[m][half];
-                row_max[m][half] = fmaxf(old_max, tile_max);
-                const float safe_max = row_max[m][half] == -infinity() ? 0.0f : row_max[m][half];
-                alpha[m][half] = ex2_approx((old_max - safe_max) * scale_log2);
-                max_scaled[m][half] = safe_max * scale_log2;
+                const float old_max = max_scaled[m][half];
+                max_scaled[m][half] = fmaxf(old_max, tile_max * scale_log2);
+                alpha[m][half] = ex2_approx(old_max - max_scaled[m][half]);
             }
     }
 
-    // P = exp(scale (s - m)) of 16 rows and two neighbouring n tiles, packed as an A fragment; adds
-    // the weights to the row sums before they are rounded to 16 bits.
+    // P of 16 rows and two neighbouring n tiles, packed as an A fragment; the row sums take the weights
+    // as they are before they are rounded to 16 bits.
     template <typename Element>
     __device__ void exponentiate(int m, const float (&left)[4], const float (&right)[4], uint32_t (&fragment)[4]) {
 #pragma unroll
@@ -74,11 +74,21 @@ struct OnlineSoftmax {
 
     // 1 / l, and 0 for a row that saw no key.
     __device__ float inverse_sum(int m, int half) const {
-        return row_max[m][half] == -infinity() ? 0.0f : rcp_approx(row_sum[m][half]);
+        return max_scaled[m][half] == NO_KEY ? 0.0f : rcp_approx(row_sum[m][half]);
     }
 
-    // ln sum_j exp(scale s_j); -inf for a row that saw no key.
+    // ln sum_j exp(scale s_j), and -inf for a row that saw no key.
     __device__ float log_sum_exp(int m, int half) const {
         return (max_scaled[m][half] + lg2_approx(row_sum[m][half])) * LN2;
     }
 };
+
+template <int M_TILES, int N_TILES>
+__device__ void multiply(float (&scores)[M_TILES][N_TILES][4], float factor) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[m][n][i] *= factor;
+}

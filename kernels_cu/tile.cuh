@@ -59,6 +59,7 @@ struct TileLoader {
                 cp_async_16(destination + i * ROW_STEP * Tile::ROW_BYTES + line * 128, source + line * LINE,
                             i * ROW_STEP < (line + 1 < Tile::LINES ? rows_left : rows_left_in_last_line));
             source += step;
+            source = opaque(source);   // a chain: otherwise i * step is computed for each i
         }
         cp_async_commit_group();
     }
