@@ -31,6 +31,10 @@ SHARED_MEMORY_PER_BLOCK = {
 }
 
 
+#: Names of the element types in the kernels.
+ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
+
+
 @dataclass(frozen=True)
 class Tile:
     """Queries and keys of one step of a block, and the warps that share the queries."""
@@ -96,7 +100,7 @@ def flash_fwd_defines(
     """
     tile = flash_fwd_tile(head_dim, head_dim_v, arch)
     return {
-        "ELEMENT_BFLOAT16": int(dtype == BFLOAT16),
+        "ELEMENT": ELEMENT[dtype],
         "HEAD_DIM": round_up(head_dim, 16),
         "HEAD_DIM_V": round_up(head_dim_v, 16),
         "BLOCK_M": tile.block_m,
@@ -132,9 +136,6 @@ def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
     )
 
 
-_NAIVE_ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
-
-
 def attention_naive(problem: Problem, arch: str) -> tuple[KernelConfig, KernelConfig, KernelConfig]:
     """The standard method: its scores, softmax and weighted_values kernels."""
     check_architecture(problem.dtype, arch)
@@ -145,7 +146,7 @@ def attention_naive(problem: Problem, arch: str) -> tuple[KernelConfig, KernelCo
         "weighted_values": rows * problem.head_dim_v,
     }
     return tuple(
-        _one_thread_each("attention_naive", name, {"ELEMENT": _NAIVE_ELEMENT[problem.dtype]}, num_threads)
+        _one_thread_each("attention_naive", name, {"ELEMENT": ELEMENT[problem.dtype]}, num_threads)
         for name, num_threads in threads.items()
     )
 

@@ -12,7 +12,7 @@ __all__ = ["CATALOGUE", "source"]
 CATALOGUE = {
     "attention_naive": "attention by the standard method, scores and weights in device memory: three kernels, "
     "`scores`, `softmax` and `weighted_values`",
-    "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT_BFLOAT16, HEAD_DIM, HEAD_DIM_V, "
+    "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
     "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
     "strided_copy": "one array into another of the same shape and any strides; ELEMENT_BYTES; one thread per element",
 }

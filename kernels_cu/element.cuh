@@ -1,11 +1,5 @@
 // The four element types: how a value is stored (Bits) and what it is computed in (Compute).
 
-__device__ __forceinline__ float cvt_f32_f16(uint16_t bits) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-}
-
 template <typename T>
 struct Element {   // float and double are stored as they are
     using Bits = T;

@@ -2,7 +2,7 @@
 //
 // One block owns BLOCK_M queries of one head and walks over the key tiles that they see. The scores
 // of a tile live in registers only (FlashAttention-2: Dao 2023, algorithm 1): device memory holds no
-// N x N array. Constants: ELEMENT_BFLOAT16, HEAD_DIM, HEAD_DIM_V (multiples of 16; the true sizes come
+// N x N array. Constants: ELEMENT (Half or BFloat16), HEAD_DIM, HEAD_DIM_V (multiples of 16; the true sizes come
 // at run time), BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE.
 
 #include "common.cuh"
@@ -13,12 +13,6 @@
 #include "block_range.cuh"
 #include "nonfinite.cuh"
 #include "softmax.cuh"
-
-#if ELEMENT_BFLOAT16
-using Element = BFloat16;
-#else
-using Element = Half;
-#endif
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int M_TILES = BLOCK_M / NUM_WARPS / MMA_M;   // of a warp
@@ -101,14 +95,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
                 ldmatrix_x4(key, fragment_column(key_address, k) + n * MMA_N * KeyTile::ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
-                    mma_m16n8k16<Element>(scores[m][n], query[m], key[0], key[1]);
-                    mma_m16n8k16<Element>(scores[m][n + 1], query[m], key[2], key[3]);
+                    mma_m16n8k16<ELEMENT>(scores[m][n], query[m], key[0], key[1]);
+                    mma_m16n8k16<ELEMENT>(scores[m][n + 1], query[m], key[2], key[3]);
                 }
             }
         }
 
         if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
-        const TileMask<M_TILES> mask(first_query + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
+        const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
         if constexpr (boundary.value) mask.apply(scores, lane);
 
         float alpha[M_TILES][2];
@@ -129,10 +123,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 
         cp_async_wait_group<0>();
         if constexpr (boundary.value && CAUSAL) {
-            if (__syncthreads_or(holds_nonfinite<Element>(value_loader))) {
-                spread_nonfinite<Element>(acc, value_tile, mask, lane);
+            if (__syncthreads_or(holds_nonfinite<ELEMENT>(value_loader))) {
+                spread_nonfinite<ELEMENT>(acc, value_tile, mask, lane);
                 __syncthreads();   // every warp has seen the values
-                remove_nonfinite<Element>(value_loader);
+                remove_nonfinite<ELEMENT>(value_loader);
             }
         }
         __syncthreads();   // the value tile has landed, and every warp is done with the key tile
@@ -145,15 +139,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
             uint32_t weight[M_TILES][4];
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)
-                softmax.exponentiate<Element>(m, scores[m][2 * k], scores[m][2 * k + 1], weight[m]);
+                softmax.exponentiate<ELEMENT>(m, scores[m][2 * k], scores[m][2 * k + 1], weight[m]);
 #pragma unroll
             for (int d = 0; d < DIM_TILES; d += 2) {
                 uint32_t value[4];
                 ldmatrix_x4_trans(value, fragment_column(value_address, d / 2) + k * MMA_K * ValueTile::ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
-                    mma_m16n8k16<Element>(acc[m][d], weight[m], value[0], value[1]);
-                    mma_m16n8k16<Element>(acc[m][d + 1], weight[m], value[2], value[3]);
+                    mma_m16n8k16<ELEMENT>(acc[m][d], weight[m], value[0], value[1]);
+                    mma_m16n8k16<ELEMENT>(acc[m][d + 1], weight[m], value[2], value[3]);
                 }
             }
         }
@@ -175,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #pragma unroll
             for (int d = 0; d < DIM_TILES; ++d)
                 st_shared(out_tile.address(row, d) + lane % 4 * 4,
-                          cvt_rn_x2<Element>(acc[m][d][2 * half] * inverse, acc[m][d][2 * half + 1] * inverse));
+                          cvt_rn_x2<ELEMENT>(mul_rn(acc[m][d][2 * half], inverse), mul_rn(acc[m][d][2 * half + 1], inverse)));
             if (params.lse && lane % 4 == 0 && row < num_queries)
                 params.lse[int64_t(batch) * params.seqlen_q + first_query + row] = softmax.log_sum_exp(m, half);
         }

@@ -1,8 +1,8 @@
 // Which keys a query sees: key j is visible to query i iff j <= last_visible_key(i).
 
-__device__ __forceinline__ int last_visible_key(int query, int seqlen_k, int causal_shift) {
+__device__ __forceinline__ int last_visible_key(int64_t query, int seqlen_k, int causal_shift) {
     if (!CAUSAL) return seqlen_k - 1;
-    return int(min(int64_t(query) + causal_shift, int64_t(seqlen_k - 1)));
+    return int(min(query + causal_shift, int64_t(seqlen_k - 1)));
 }
 
 // The visible part of a tile, for the two rows that this lane has in each of its 16-row tiles.
@@ -10,7 +10,7 @@ template <int M_TILES>
 struct TileMask {
     int limit[M_TILES][2];   // last visible column of the tile; negative where there is none
 
-    __device__ TileMask(int first_query, int first_key, int seqlen_k, int causal_shift, int lane) {
+    __device__ TileMask(int64_t first_query, int first_key, int seqlen_k, int causal_shift, int lane) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll

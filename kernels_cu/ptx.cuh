@@ -36,6 +36,12 @@ __device__ __forceinline__ const uint16_t* opaque(const uint16_t* pointer) {
     return pointer;
 }
 
+__device__ __forceinline__ float cvt_f32_f16(uint16_t bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
 // Two floats, each rounded to nearest even, as one register: `low` in bits 0-15.
 template <typename Element>
 __device__ __forceinline__ uint32_t cvt_rn_x2(float low, float high);

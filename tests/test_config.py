@@ -52,7 +52,7 @@ def test_constants_depend_on_rounded_head_dims_only():
 
     assert defines(49, 33) == defines(64, 48, leading=(7,), seqlen_q=1)
     assert defines(64, 48) != defines(64, 64)
-    assert defines(64, 64)["ELEMENT_BFLOAT16"] == 0 and defines(64, 64, ml_dtypes.bfloat16)["ELEMENT_BFLOAT16"] == 1
+    assert defines(64, 64)["ELEMENT"] == "Half" and defines(64, 64, ml_dtypes.bfloat16)["ELEMENT"] == "BFloat16"
 
 
 def test_architectures_before_sm_75_are_refused():
