@@ -4,6 +4,7 @@ import numpy as np
 
 from .machine import WARP, Chunk
 from .memory import Buffer, GlobalMemory
+from .profile import Counters
 from .program import lane_values
 from .settings import current
 
@@ -17,7 +18,8 @@ class Launch:
         self.program, self.grid, self.block = program, grid, block
         self.settings = current()
         self.shared_bytes = shared_bytes
-        self.profile = None if profile is None else profile.begin(program)
+        self.profile = profile
+        self.counters = Counters() if program.profiled else None
         self.threads = block[0] * block[1] * block[2]
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)
@@ -26,6 +28,7 @@ class Launch:
         self.global_ = GlobalMemory([_extent(a) for a in arrays if a.size])
 
     def run(self):
+        """Chunk by chunk. (Worker threads were measured: they lose more to the GIL than they gain.)"""
         per_chunk = max(1, self.settings.chunk_lanes // (-(-self.threads // WARP) * WARP))
         for first in range(0, self.blocks, per_chunk):
             count = min(per_chunk, self.blocks - first)
@@ -33,7 +36,7 @@ class Launch:
             if self.settings.progress is not None:
                 self.settings.progress(first + count, self.blocks)
         if self.profile is not None:
-            self.profile.end()
+            self.profile.add(self.program.name, self.counters)
 
     def initial_registers(self, chunk):
         """Undefined contents are all ones; special registers follow the ordinary ones."""

@@ -38,6 +38,12 @@ def _address(t, memory, space):
     return name, _SPACES.get(space, "x.generic")
 
 
+def _count(t, what, space, address, size):
+    name = {"x.global_": "global", "x.shared": "shared", "x.generic": "generic"}.get(space)
+    if name:
+        t.tally(f"{what}(x, {t.mask()}, {name!r}, {address}, {size})")
+
+
 def _vector(i):
     return next((int(m[1]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
 
@@ -47,7 +53,7 @@ def load(t, i, types):
     address, space = _address(t, memory, _space(t, i, memory))
     type_, count = types[0], _vector(i)
     size = t.width(type_) // 8
-    t.count_memory("load", i, address, size * count)
+    _count(t, "load", space, address, size * count)
     if count == 1:
         name = t.let(f"load(x, {t.mask()}, {space}, {address}, {size}, {t.site(i)})", f"u{size}")
         t.define(d, name, type_)
@@ -63,7 +69,7 @@ def store(t, i, types):
     address, space = _address(t, memory, _space(t, i, memory))
     type_, count = types[0], _vector(i)
     size = t.width(type_) // 8
-    t.count_memory("store", i, address, size * count)
+    _count(t, "store", space, address, size * count)
     if count == 1:
         t.line(f"store(x, {t.mask()}, {space}, {address}, {size}, {t.use(value, f'b{8 * size}')}, {t.site(i)})")
         return
@@ -88,7 +94,6 @@ def atomic(t, i, types):
     operands = [t.use(v, kind) for v in values]
     value, compare = (operands[1], operands[0]) if operation == "cas" else (operands[0], "None")
     size = t.width(type_) // 8
-    t.count_memory("atomic", i, address, size)
     text = f"atomic(x, {t.mask()}, {space}, {address}, {size}, {function}, {value}, {compare}, {t.site(i)})"
     if d == SINK:
         t.line(text)
@@ -140,7 +145,7 @@ def _issue(t, i):
         amount = t.let(f"where({ignore}, {zero}, {all_})", "u4")
     elif rest:
         amount = t.use(rest[0], "u32")
-    t.count_memory("copy", i, address, size.value, shared, amount)
+    t.tally(f"copy(x, {t.mask()}, {address}, {size.value}, {shared}, {amount})")
     t.line(f"x.copies.issue(x, {t.mask()}, {shared}, {address}, {size.value}, {amount}, {t.site(i)})")
 
 

@@ -68,7 +68,7 @@ def ldmatrix(t, i, types):
     d, memory = i.operands
     registers = d if isinstance(d, tuple) else (d,)
     address = _shared_address(t, i, memory)
-    t.count_memory("ldmatrix", i, address, 16, _count(i))
+    t.tally(f"matrix(x, {address}, {_count(i)})")
     values = t.let(f"ldmatrix(x, m, {address}, {_count(i)}, {'trans' in i.modifiers}, {t.site(i)})", "u4")
     for n, register in enumerate(registers):
         t.define(register, t.let(f"{values}[{n}]", "u4"), "b32")
@@ -78,7 +78,7 @@ def stmatrix(t, i, types):
     memory, values = i.operands
     values = values if isinstance(values, tuple) else (values,)
     address = _shared_address(t, i, memory)
-    t.count_memory("stmatrix", i, address, 16, _count(i))
+    t.tally(f"matrix(x, {address}, {_count(i)})")
     registers = ", ".join(t.use(v, "b32") for v in values)
     t.line(f"stmatrix(x, m, {address}, ({registers},), {'trans' in i.modifiers}, {t.site(i)})")
 

@@ -36,7 +36,7 @@ class Group:
         self.shared, self.local, self.global_ = chunk.shared, chunk.local, chunk.launch.global_
         self.param, self.const, self.generic = chunk.launch.param, chunk.launch.const, chunk.generic
         self.copies = chunk.copies
-        self.profile = chunk.launch.profile
+        self.counters = chunk.counters
         self.memo = {}  # what translated code works out once for this group
 
     @property
@@ -95,6 +95,7 @@ class Chunk:
         self.changes = 0
         self.idle_rounds = 0
         self.ticks = 0
+        self.counters = launch.counters
         self.lane = np.tile((thread % WARP).astype(np.uint32), count)
         self.shared = SharedMemory("shared", launch.shared_bytes, count)
         self.local = LocalMemory("local", program.local_bytes, self.n if program.local_bytes else 0)
@@ -161,7 +162,7 @@ class Chunk:
     def run_group(self, x, pc, others):
         """Run blocks from `pc` until the group splits, must wait, or reaches block `others`."""
         launch = self.launch
-        blocks, profile = launch.program.blocks, launch.profile
+        blocks, counters = launch.program.blocks, self.counters
         registers = self.registers if x.lanes is None and x.mask is None else [None] * len(self.registers)
         own = registers is not self.registers
         written = 0
@@ -174,8 +175,8 @@ class Chunk:
             run = block.run or launch.program.translate(block)
             result = run(x, x.mask, registers)
             written |= block.writes
-            if profile is not None:
-                profile.block(block, x)
+            if counters is not None:
+                counters.block(block, x)
             after = self.follow(x, block, result)
             if after is None:  # the group split, waits or has exited; pcs are stored
                 live = 0
@@ -276,6 +277,8 @@ class Chunk:
             and value is None
             and (x is self.everyone or self.holds_whole_blocks(lanes))
         ):
+            if self.counters is not None:
+                self.counters.barrier(np.unique(lanes // self.pitch).size)
             return following
         spread = lambda a: np.broadcast_to(a, x.n) if x.mask is None else np.broadcast_to(a, x.n)[x.mask]  # noqa: E731
         self.pc[lanes] = following
@@ -314,6 +317,8 @@ class Chunk:
                 complete = (waiting[block] | ~alive[block]).all()
             if complete:
                 self.arrived.pop((int(block), number), None)
+                if self.counters is not None:
+                    self.counters.barrier(1)
                 self.pass_barrier(block * self.pitch + np.flatnonzero(waiting[block]))
 
     def pass_barrier(self, lanes):

@@ -1,5 +1,7 @@
 """A kernel made ready to run: checked, split into blocks, its variables laid out."""
 
+import threading
+
 import numpy as np
 
 from .flow import basic_blocks, results, sources
@@ -21,6 +23,7 @@ class Program:
         self.name = function.name
         self.blocks = basic_blocks(function)
         self.constants = Constants()
+        self.lock = threading.Lock()
         self.specials = {}  # name -> position among the registers
         self.flushed = _never_subnormal(function)
         self.reserve_specials()
@@ -63,12 +66,10 @@ class Program:
 
     def translate(self, block):
         """The Python function of a block, made at its first visit."""
-        block.run = BlockTranslator(self, block).translate()
+        with self.lock:
+            if block.run is None:
+                block.run = BlockTranslator(self, block).translate()
         return block.run
-
-    @property
-    def has_global_atomics(self):
-        return any(i.opcode in ("atom", "red") and "shared" not in i.modifiers for i in self.function.code)
 
 
 def _variables_used(function):

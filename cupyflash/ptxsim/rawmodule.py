@@ -66,7 +66,8 @@ class RawModule:
         self.name_expressions = tuple(name_expressions or ())
         self._loaded = {}
         self._lock = threading.Lock()
-        self._load()
+        self._arch = current().arch
+        self._load(self._arch)
 
     def get_function(self, name):
         """A kernel by its name, or by a name expression.
@@ -74,15 +75,14 @@ class RawModule:
         Raises ValueError for an unknown name, and NotImplementedError with a list of all instructions
         of the kernel that the simulator does not know.
         """
-        self._load().program(name, False)
+        self._load(self._arch).program(name, False)
         return Kernel(self, name)
 
     def get_global(self, name):
         """The bytes of a `__device__` variable, as a NumPy array that shares them."""
-        return self._load().memory[name]
+        return self._load(current().arch).memory[name]
 
-    def _load(self):
-        arch = current().arch
+    def _load(self, arch):
         with self._lock:
             if arch not in self._loaded:
                 ptx, lowered = compile_module(self.code, self.options, arch, self.name_expressions)
@@ -138,7 +138,7 @@ class Kernel:
         if threads > 1024:
             raise ValueError(f"block: {block} has {threads} threads, at most 1024 are possible")
         profile = current_profile()
-        program = self.module._load().program(self.name, profile is not None)
+        program = self.module._load(current().arch).program(self.name, profile is not None)
         required = program.function.attributes.get("maxntid") or program.function.attributes.get("reqntid")
         if required and threads > functools.reduce(lambda a, b: a * b, required):
             raise ValueError(f"block: {block} has {threads} threads, {self.name} is compiled for at most {required}")

@@ -3,7 +3,6 @@
 import contextlib
 import contextvars
 import dataclasses
-import os
 from collections.abc import Callable
 
 ARCHITECTURES = (
@@ -41,10 +40,8 @@ class Settings:
         Of the random schedule.
     progress
         Called as ``progress(done_blocks, total_blocks)`` during a launch.
-    workers
-        Threads that simulate chunks of blocks; kernels with global atomics use one.
     chunk_lanes
-        Threads that are simulated together in one NumPy array (at least one block).
+        Threads that are simulated together, as one NumPy array for each register (at least one block).
     """
 
     arch: str = "sm_80"
@@ -52,16 +49,14 @@ class Settings:
     schedule: str = "lockstep"
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
-    workers: int = min(2, os.cpu_count() or 1)
-    chunk_lanes: int = 8192
+    chunk_lanes: int = 4096
 
     def __post_init__(self):
         for name, allowed in (("arch", ARCHITECTURES), ("mma", MMA_MODELS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, must be one of {', '.join(allowed)}")
-        for name in ("workers", "chunk_lanes"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)!r}, must be an integer of at least 1")
+        if not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1:
+            raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be an integer of at least 1")
 
     @property
     def shared_limit(self):

@@ -261,11 +261,10 @@ class BlockTranslator:
         """The expression for the lanes that an instruction with side effects acts for."""
         return "m" if self.guard is None else self.let(f"both(m, {self.guard})", "?")
 
-    def count_memory(self, what, instruction, address, size, *rest):
-        """With a profile, note an access."""
+    def tally(self, call):
+        """With a profile, call a method of the counters."""
         if self.program.profiled:
-            more = "".join(f", {r}" for r in rest)
-            self.line(f"x.profile.{what}(x, {self.mask()}, {address}, {size}, {self.site(instruction)}{more})")
+            self.line(f"x.counters.{call}")
 
     def site(self, instruction):
         """The name of an instruction in translated code, for error messages and counters."""
