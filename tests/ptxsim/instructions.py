@@ -109,11 +109,11 @@ class InstructionTable(Sequence):
     def run(self, instruction, operands):
         """The raw result bits for operand arrays of raw bits; the output is poisoned and guarded."""
         index = next(k for k, one in enumerate(self.instructions) if one is instruction)
-        kernel = self.module.get_function(f"instruction_{index}")
         n = len(operands[0])
         out = np.empty(n + GUARD, instruction.result.dtype)
         out.view(np.uint8)[:] = POISON
         with ptxsim.settings(arch=self.arch):
+            kernel = self.module.get_function(f"instruction_{index}")
             kernel((-(-n // 96),), (96,), (*operands, out, np.int32(n)))
         assert (out[n:].view(np.uint8) == POISON).all(), "wrote past the end of the output"
         return out[:n]

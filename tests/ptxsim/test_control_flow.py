@@ -165,6 +165,33 @@ def test_divergence_between_warps_and_blocks(settings):
 
 
 @every_schedule
+def test_functions_that_are_not_inlined(settings):
+    source = """
+    __device__ __noinline__ int mix(int a, int b) { return a > b ? a * 3 - b : b * 5 + a; }
+    __device__ __noinline__ void store_both(int* pair, int a) { pair[0] = mix(a, 20); pair[1] = mix(20, a); }
+    __device__ __noinline__ int first_multiple(int a, int step) {
+      for (int k = a;; ++k) if (k % step == 0) return k;
+    }
+    extern "C" __global__ void calls(int* out) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x;
+      int pair[2];
+      store_both(pair, i);
+      int x = i % 3 ? mix(pair[0], pair[1]) : pair[0] - pair[1];
+      out[i] = i % 2 ? first_multiple(x & 1023, 7 + i % 5) : x;
+    }"""
+
+    def mix(a, b):
+        return a * 3 - b if a > b else b * 5 + a
+
+    def model(i):
+        first, second = mix(i, 20), mix(20, i)
+        x = mix(first, second) if i % 3 else first - second
+        return -(-(x & 1023) // (7 + i % 5)) * (7 + i % 5) if i % 2 else x
+
+    run_per_thread(source, model, settings)
+
+
+@every_schedule
 def test_binary_search_with_divergent_memory(settings):
     source = """
     extern "C" __global__ void search(int* out, const int* sorted, int n) {

@@ -144,14 +144,25 @@ def test_unsupported_instructions_are_listed_before_anything_runs():
     np.testing.assert_array_equal(out, before)
 
 
-def test_calls_are_refused_as_unsupported():
-    """A function that is not inlined, with a result and without: refused at load like any unknown instruction."""
+def test_recursion_is_refused_as_unsupported():
     source = """
-    __device__ __noinline__ int twice(int a) { return a * 3 > 10 ? a / 3 : a; }
-    __device__ __noinline__ void put(int* out, int a) { *out = twice(a); }
-    extern "C" __global__ void caller(int* out) { put(out + threadIdx.x, twice(threadIdx.x)); }"""
-    with pytest.raises(NotImplementedError, match="call"):
-        launch(source, 1, 32, poisoned(32, np.int32))
+    __device__ __noinline__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
+    extern "C" __global__ void recursive(int* out) { out[threadIdx.x] = fibonacci(threadIdx.x); }"""
+    with pytest.raises(NotImplementedError, match=r"fibonacci|recurs"):
+        launch(source, 1, 8, poisoned(8, np.int32))
+
+
+def test_instructions_that_an_architecture_lacks_are_refused():
+    """cp.async does not exist on sm_75: a GPU's assembler would not take it either."""
+    source = """
+    extern "C" __global__ void early(const int4* x) {
+      __shared__ int4 tile;
+      unsigned to = (unsigned)__cvta_generic_to_shared(&tile);
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x));
+    }"""
+    launch(source, 1, 1, np.zeros((1, 4), np.int32))
+    with pytest.raises(NotImplementedError, match=r"cp\.async"):
+        launch(source, 1, 1, np.zeros((1, 4), np.int32), arch="sm_75")
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,17 @@ def special():
     yield Instruction("sad.s32", "s32 s32 s32 -> s32", lambda a, b, c: c + abs(a - b))
 
 
+def carrying():
+    """A carry or borrow goes through the condition code from one instruction to the next."""
+    four = "u32 u32 u32 u32 -> u32"
+    add = "add.cc.u32 %0, %1, %2; addc.u32 %0, %3, %4;"
+    yield Instruction("addc.u32", four, lambda a, b, c, d: c + d + (a + b >> 32), asm=add)
+    subtract = "sub.cc.u32 %0, %1, %2; subc.u32 %0, %3, %4;"
+    yield Instruction("subc.u32", four, lambda a, b, c, d: c - d - (a < b), asm=subtract)
+    chain = "{ .reg .u32 t; add.cc.u32 t, %1, %2; addc.cc.u32 t, %3, %4; addc.u32 %0, 0, 0; }"
+    yield Instruction("addc.cc.u32", four, lambda a, b, c, d: c + d + (a + b >> 32) >> 32, asm=chain)
+
+
 def compiled():
     """The same operations as the compiler writes them."""
     yield Instruction("c", "s32 s32 -> s32", lambda a, b: a * b + a - b, c="int(a) * int(b) + int(a) - int(b)")
@@ -73,7 +84,7 @@ def compiled():
     yield Instruction("c", "u16 u16 -> u16", lambda a, b: a * b + 3, c="a * b + 3")
 
 
-TABLE = InstructionTable([*basic(), *widening(), *special(), *compiled()])
+TABLE = InstructionTable([*basic(), *widening(), *special(), *carrying(), *compiled()])
 
 
 @pytest.mark.parametrize("instruction", TABLE, ids=str)

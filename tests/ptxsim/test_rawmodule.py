@@ -159,18 +159,17 @@ extern "C" __global__ void mixing(const int* x, int* out) {
 
 
 def test_results_do_not_depend_on_the_schedule_or_on_other_blocks():
-    """More than a thousand blocks at once, under three schedules, equal to each block launched alone."""
+    """More than a thousand blocks at once equal fewer blocks, random schedules, and the formula."""
     blocks = 1100
     x = np.random.default_rng(2).integers(-1000, 1000, (blocks, 48)).astype(np.int32)
-    results = []
-    for schedule in SCHEDULES[:2]:
-        out = poisoned(x.shape, np.int32)
-        launch(MIXING, blocks, 48, x, out, **schedule)
-        results.append(out)
-    np.testing.assert_array_equal(results[0], results[1])
+    out = poisoned(x.shape, np.int32)
+    launch(MIXING, blocks, 48, x, out)
+    some = poisoned((200, 48), np.int32)
+    launch(MIXING, 200, 48, x[:200], some, schedule="random", seed=1)
+    np.testing.assert_array_equal(some, out[:200])
     few = poisoned((9, 48), np.int32)
     launch(MIXING, 9, 48, x[:9], few)
-    np.testing.assert_array_equal(few, results[0][:9])
+    np.testing.assert_array_equal(few, out[:9])
 
     v = x.astype(np.int64)
     block = np.arange(blocks)[:, None]
@@ -178,7 +177,7 @@ def test_results_do_not_depend_on_the_schedule_or_on_other_blocks():
         box = v[:, (np.arange(48) * 5 + r) % 48]
         new = v * 3 + box
         v = np.where(block % 4 >= r, np.where(new & 1 == 1, new ^ block, settled(new)), v)
-    np.testing.assert_array_equal(results[0], v)
+    np.testing.assert_array_equal(out, v)
 
 
 def settled(v):
