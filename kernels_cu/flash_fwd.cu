@@ -49,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     const KeyTile key_tile{shared_base + max_of(QueryTile::BYTES, OutTile::BYTES)};
     const ValueTile value_tile{key_tile.base + KeyTile::BYTES};
 
-    const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
+    const int thread = threadIdx.x, lane = thread % WARP_SIZE;
+    const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 0);   // tells the compiler that it is uniform
     const int num_query_tiles = ceil_div(params.seqlen_q, BLOCK_M);
     const int batch = blockIdx.x / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
