@@ -17,23 +17,23 @@ _TABLE = f"""
 add sub | {_INT} | |
 add sub | s32 | sat |
 add sub mul | f32 | rn rz rm rp ftz sat |
-add sub mul | f64 | rn |
+add sub mul | f64 | rn rz rm rp |
 add sub mul | {_HALF} | rn ftz sat |
 add sub addc subc | u32 s32 u64 s64 | cc |
 mad madc | u32 s32 u64 s64 | lo hi cc |
 mul | {_INT} | lo hi wide |
 mad | {_INT} | lo hi wide |
 mad | f32 | rn rz rm rp ftz sat |
-mad | f64 | rn |
+mad | f64 | rn rz rm rp |
 mul24 mad24 | u32 s32 | lo hi |
 fma | f32 | rn rz rm rp ftz sat |
-fma | f64 | rn |
+fma | f64 | rn rz rm rp |
 fma | {_HALF} | rn ftz sat relu |
 div rem | {_INT} | |
 div | f32 | approx full rn rz rm rp ftz |
-div | f64 | rn |
+div | f64 | rn rz rm rp |
 rcp sqrt | f32 | approx rn rz rm rp ftz |
-rcp sqrt | f64 | rn approx ftz |
+rcp sqrt | f64 | rn rz rm rp approx ftz |
 rsqrt | f32 f64 | approx ftz |
 ex2 lg2 sin cos tanh | f32 | approx ftz |
 ex2 tanh | {_HALF} | approx ftz |

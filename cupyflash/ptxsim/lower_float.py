@@ -25,16 +25,19 @@ def _result(t, i, text, type_, flush=True):
     ftz = "ftz" in i.modifiers and type_ == "f32"
     if ftz and flush:
         text = f"flush({text})"
+    elif type_ == "f32":
+        text = f"canonical({text})"
     if "sat" in i.modifiers:
         text = f"saturate({text})"
     t.define(i.operands[0], t.let(text, kind), type_, ftz)
 
 
-def _half_inputs(t, operands, type_):
+def _half_inputs(t, i, operands, type_):
+    """Operands of a 16-bit type, or of pairs of it, as float32."""
     scalar, lanes = _HALF[type_]
-    return [
-        f"{scalar}{'x2' if lanes == 2 else ''}_to_f32({t.use(o, 'b32' if lanes == 2 else 'b16')})" for o in operands
-    ]
+    decode, bits = (f"{scalar}x2_to_f32", "b32") if lanes == 2 else (f"{scalar}_to_f32", "b16")
+    texts = [f"{decode}({t.use(o, bits)})" for o in operands]
+    return [f"flush_f16({text})" for text in texts] if "ftz" in i.modifiers and scalar == "f16" else texts
 
 
 def _half_result(t, i, text, type_):
@@ -45,21 +48,31 @@ def _half_result(t, i, text, type_):
     if "relu" in i.modifiers:
         text = f"relu({text})"
     text = f"to_{scalar}({text})"
+    if "ftz" in i.modifiers and scalar == "f16":
+        text = f"to_f16(flush_f16(f16_to_f32({text})))"
     if lanes == 2:
         t.define(i.operands[0], t.let(f"packed({text})", "u4"), "b32")
     else:
         t.define(i.operands[0], t.let(text, "u2"), "b16")
 
 
+def _exact(t, i, rounding):
+    """A float64 operation in a directed rounding mode: rare, and done in rational arithmetic."""
+    operands = ", ".join(t.use(o, "f64") for o in i.operands[1:])
+    t.define(i.operands[0], t.let(f"exact_f64({i.opcode!r}, {rounding!r}, {operands})", "f8"), "f64")
+
+
 def arithmetic(t, i, types):
     type_, operands = types[-1], i.operands[1:]
     if type_ in _HALF:
-        a, b = _half_inputs(t, operands, type_)
+        a, b = _half_inputs(t, i, operands, type_)
         _half_result(t, i, f"{_UFUNC[i.opcode]}({a}, {b})", type_)
         return
     a, b = _inputs(t, i, operands, type_)
     rounding = _rounding(i)
-    if rounding == "rn" or type_ == "f64":
+    if rounding != "rn" and type_ == "f64":
+        _exact(t, i, rounding)
+    elif rounding == "rn":
         _result(t, i, f"{_UFUNC[i.opcode]}({a}, {b})", type_)
     elif i.opcode == "sub":
         _result(t, i, f"add_f32_directed({a}, np_negative({b}), {rounding!r})", type_)
@@ -70,12 +83,12 @@ def arithmetic(t, i, types):
 def fma(t, i, types):
     type_, operands = types[-1], i.operands[1:]
     if type_ in _HALF:
-        a, b, c = _half_inputs(t, operands, type_)
+        a, b, c = _half_inputs(t, i, operands, type_)
         _half_result(t, i, f"fma_f16({a}, {b}, {c})", type_)
         return
     a, b, c = _inputs(t, i, operands, type_)
     if type_ == "f64":
-        _result(t, i, f"fma_f64({a}, {b}, {c})", type_)
+        _result(t, i, f"fma_f64({a}, {b}, {c})", type_) if _rounding(i) == "rn" else _exact(t, i, _rounding(i))
     else:
         _result(t, i, f"fma_f32({a}, {b}, {c}, {_rounding(i)!r})", type_)
 
@@ -83,26 +96,37 @@ def fma(t, i, types):
 def div(t, i, types):
     a, b = _inputs(t, i, i.operands[1:], types[-1])
     rounding = _rounding(i)
-    exact = rounding == "rn" or types[-1] == "f64"
-    _result(t, i, f"np_divide({a}, {b})" if exact else f"div_directed({a}, {b}, {rounding!r})", types[-1])
+    if rounding == "rn":
+        _result(t, i, f"np_divide({a}, {b})", types[-1])
+    elif types[-1] == "f64":
+        _exact(t, i, rounding)
+    else:
+        _result(t, i, f"div_directed({a}, {b}, {rounding!r})", types[-1])
 
 
 def rcp(t, i, types):
     (a,) = _inputs(t, i, i.operands[1:], types[-1])
-    _result(t, i, f"rcp({a}, {_rounding(i)!r})", types[-1])
+    if _rounding(i) != "rn" and types[-1] == "f64":
+        _exact(t, i, _rounding(i))
+    else:
+        _result(t, i, f"rcp({a}, {_rounding(i)!r})", types[-1])
 
 
 def sqrt(t, i, types):
     (a,) = _inputs(t, i, i.operands[1:], types[-1])
     rounding = _rounding(i)
-    exact = rounding == "rn" or types[-1] == "f64"
-    _result(t, i, f"np_sqrt({a})" if exact else f"sqrt_directed({a}, {rounding!r})", types[-1], flush=False)
+    if rounding == "rn":
+        _result(t, i, f"np_sqrt({a})", types[-1], flush=False)
+    elif types[-1] == "f64":
+        _exact(t, i, rounding)
+    else:
+        _result(t, i, f"sqrt_directed({a}, {rounding!r})", types[-1], flush=False)
 
 
 def function(name):
     def lower(t, i, types):
         if types[-1] in _HALF:
-            (a,) = _half_inputs(t, i.operands[1:], types[-1])
+            (a,) = _half_inputs(t, i, i.operands[1:], types[-1])
             _half_result(t, i, f"{name}({a})", types[-1])
         else:
             (a,) = _inputs(t, i, i.operands[1:], types[-1])
@@ -115,7 +139,7 @@ def extremum(t, i, types):
     """min and max: of 2 or 3 operands, with .NaN and .xorsign.abs."""
     type_, operands = types[-1], i.operands[1:]
     half = type_ in _HALF
-    names = [t.let(n, "f4") for n in _half_inputs(t, operands, type_)] if half else _inputs(t, i, operands, type_)
+    names = [t.let(n, "f4") for n in _half_inputs(t, i, operands, type_)] if half else _inputs(t, i, operands, type_)
     kind = "f4" if half else _KIND[type_]
     value = names[0]
     for other in names[1:]:

@@ -4,11 +4,12 @@ float32 and float64 registers are NumPy floats. 16-bit values are decoded to flo
 them exactly, and encoded again after the operation.
 """
 
-from fractions import Fraction
-
 import numpy as np
 
+from .exact import exact_f64
+
 F32_NORMAL = np.float32(2.0**-126)
+NAN_F32 = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
 _F16_VALUES = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
 _ONE = np.uint64(1)
 
@@ -112,9 +113,22 @@ def packed(bits):
 
 # -- modifiers -----------------------------------------------------------------------------------------
 def flush(x):
-    """Subnormal float32 to zero of the same sign."""
-    tiny = np.abs(x) < F32_NORMAL
-    return np.where(tiny, np.copysign(np.float32(0), x), x) if tiny.any() else x
+    """Subnormal float32 to zero of the same sign, any NaN to the canonical one."""
+    ordinary = np.abs(x) >= F32_NORMAL
+    if ordinary.all():
+        return x
+    return canonical(np.where(ordinary, x, np.where(np.isnan(x), x, np.copysign(np.float32(0), x))))
+
+
+def flush_f16(x):
+    """Values that are subnormal in binary16 to zero of the same sign."""
+    return np.where(np.abs(x) < np.float32(2.0**-14), np.copysign(np.float32(0), x), x)
+
+
+def canonical(x):
+    """Any NaN to the one that GPUs produce."""
+    nan = np.isnan(x)
+    return np.where(nan, NAN_F32, x) if nan.any() else x
 
 
 def saturate(x):
@@ -140,11 +154,15 @@ def _odd_sum(a, b):
 
 
 def add_f32_directed(a, b, rounding):
-    result = to_f32(_odd_sum(a.astype(np.float64), b.astype(np.float64)), rounding)
+    return _round_sum(a.astype(np.float64), b.astype(np.float64), rounding)
+
+
+def _round_sum(a, b, rounding):
+    """a + b of float64, rounded once to float32, in any mode."""
+    s = _odd_sum(a, b)
     if rounding == "rm":  # an exact zero sum is -0 when rounding down, unless both are +0
-        zero = (result == 0) & ~((a == 0) & (b == 0) & (np.signbit(a) == np.signbit(b)))
-        result = np.where(zero, np.float32(-0.0), result)
-    return result
+        s = np.where((s == 0) & ~((a == 0) & (b == 0) & ~np.signbit(a) & ~np.signbit(b)), -0.0, s)
+    return to_f32(s, rounding)
 
 
 def mul_f32_directed(a, b, rounding):
@@ -157,7 +175,7 @@ def fma_f32(a, b, c, rounding="rn"):
     product = np.multiply(a, b, dtype=np.float64)
     s = product + c
     if rounding != "rn":
-        return to_f32(_odd_sum(product, c.astype(np.float64)), rounding)
+        return _round_sum(product, c.astype(np.float64), rounding)
     doubtful = (s.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     doubtful |= np.abs(s) < F32_NORMAL
     if doubtful.any():
@@ -177,23 +195,9 @@ def fma_f64(a, b, c):
     safe &= (np.abs(result) > 1e-280) | (c == 0)
     if not safe.all():
         result = np.array(result)
-        plain = a * b + c
-        special = ~np.isfinite(a) | ~np.isfinite(b) | ~np.isfinite(c) | (a == 0) | (b == 0)
-        result[~safe & special] = plain[~safe & special]
-        for i in np.flatnonzero(~safe & ~special):
-            result[i] = _exact_fma(float(a[i]), float(b[i]), float(c[i]), float(plain[i]))
+        unsafe = np.flatnonzero(~safe)
+        result[unsafe] = exact_f64("fma", "rn", a[unsafe], b[unsafe], c[unsafe])
     return result
-
-
-def _exact_fma(a, b, c, plain):
-    exact = Fraction(a) * Fraction(b) + Fraction(c)
-    if exact == 0:
-        return plain
-    try:
-        result = exact.numerator / exact.denominator
-    except OverflowError:
-        return float("inf") if exact > 0 else float("-inf")
-    return result if result else (0.0 if exact > 0 else -0.0)
 
 
 def _two_sum(a, b):
@@ -217,6 +221,8 @@ def _upper_half(x):
 def maximum_number(a, b):
     """The number if the other is NaN; +0 above -0."""
     result = np.fmax(a, b)
+    if result.dtype == np.float32:
+        result = canonical(result)
     if not result.all():
         kind = f"u{result.dtype.itemsize}"
         result = np.where(a == b, (a.view(kind) & b.view(kind)).view(result.dtype), result)
@@ -225,6 +231,8 @@ def maximum_number(a, b):
 
 def minimum_number(a, b):
     result = np.fmin(a, b)
+    if result.dtype == np.float32:
+        result = canonical(result)
     if not result.all():
         kind = f"u{result.dtype.itemsize}"
         result = np.where(a == b, (a.view(kind) | b.view(kind)).view(result.dtype), result)
@@ -233,7 +241,7 @@ def minimum_number(a, b):
 
 def with_nan(result, a, b):
     """The .NaN variants of min and max: NaN if either is."""
-    return np.where(np.isnan(a) | np.isnan(b), result.dtype.type(np.nan), result)
+    return np.where(np.isnan(a) | np.isnan(b), NAN_F32 if result.dtype == np.float32 else np.nan, result)
 
 
 def xor_sign(result, a, b):
