@@ -8,7 +8,7 @@ STAMP := $(VENV)/installed-$(CUDA)
 # pytest-xdist runs one worker per core: a thread pool in each would only make them wait for each other.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: demo test mutants lint clean
+.PHONY: demo test mutants experiments lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m cupyflash demo
@@ -18,6 +18,11 @@ test: $(STAMP)
 
 mutants: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.mutants
+
+experiments: $(STAMP)
+	$(BIN)/python -m experiments.online_softmax
+	$(BIN)/python -m experiments.io_traffic
+	$(BIN)/python -m experiments.memory
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

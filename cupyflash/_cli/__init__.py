@@ -1,0 +1,1 @@
+"""The command line: attention on files, and the kernels as source, PTX and cubin."""

@@ -1,0 +1,124 @@
+"""Arrays from files, and output files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from cupyflash._cli.errors import CommandError
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOATS = tuple(np.dtype(t) for t in (np.float16, np.float32, np.float64))
+#: NumPy's file format knows no bfloat16: np.save writes such an array as two opaque bytes per element.
+_OPAQUE = np.dtype("V2")
+
+
+def read_operands(paths: Sequence[Path], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """q, k and v, each under what messages call it, from three .npy files or from three arrays of one .npz."""
+    if len(paths) == 3:
+        return {f"{path} ({operand})": _read_npy(path) for path, operand in zip(paths, "qkv", strict=True)}
+    if len(paths) != 1:
+        raise CommandError(f"{len(paths)} input files: expected three .npy files, q k v, or one .npz")
+    return _read_npz(paths[0], names)
+
+
+def as_element(array: np.ndarray, name: str, dtype: np.dtype | None) -> np.ndarray:
+    """``array`` in the dtype asked for, or in its own if that is one the kernels take."""
+    if array.dtype == _OPAQUE:
+        if dtype != _BFLOAT16:
+            raise CommandError(
+                f"{name}: elements are two opaque bytes, as NumPy saves bfloat16; --dtype bfloat16 says that they are"
+            )
+        return array.view(_BFLOAT16)
+    if array.dtype.newbyteorder("=") not in _FLOATS:
+        raise CommandError(f"{name}: dtype {array.dtype} is not one of float16, float32, float64, bfloat16 (as V2)")
+    if dtype is None:
+        if array.dtype.newbyteorder("=") != np.float16:
+            raise CommandError(
+                f"{name}: dtype {array.dtype}, but the kernels take float16 and bfloat16; "
+                "--dtype float16 or --dtype bfloat16 casts"
+            )
+        dtype = np.dtype(np.float16)
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    overflowed = np.count_nonzero(np.isinf(cast) & np.isfinite(array))
+    if overflowed:
+        raise CommandError(f"{name}: {overflowed} finite values are too large for {dtype} and would become infinite")
+    return cast
+
+
+def check_target(path: Path) -> Path:
+    """The file that a result goes to, links resolved; raises where it could not be written."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise CommandError(f"{path}: is a directory; name a file")
+    if target.exists() and not target.is_file():
+        raise CommandError(f"{path}: is not a regular file")
+    if not target.parent.is_dir():
+        raise CommandError(f"{path}: there is no directory {target.parent}")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise CommandError(f"{path}: no permission to write in {target.parent}")
+    return target
+
+
+def write_files(contents: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
+    """Write every file beside its target and then move all into place; on any failure nothing is left."""
+    unfinished: dict[Path, Path] = {}
+    try:
+        for path, write in contents.items():
+            partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+            unfinished[path] = partial
+            with open(partial, "xb") as file:
+                write(file)
+        for path in contents:
+            os.replace(unfinished[path], path)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from error
+    finally:
+        for partial in unfinished.values():
+            partial.unlink(missing_ok=True)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    loaded = _load(path)
+    if not isinstance(loaded, np.ndarray):
+        loaded.close()
+        raise CommandError(f"{path}: is an .npz archive; give it alone, without other files")
+    return loaded
+
+
+def _read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    loaded = _load(path)
+    if isinstance(loaded, np.ndarray):
+        raise CommandError(f"{path}: is one array; expected three .npy files, q k v, or one .npz")
+    with loaded:
+        for name in names:
+            if name not in loaded.files:
+                found = ", ".join(loaded.files) or "none"
+                raise CommandError(f"{path}: no array {name!r} in it, but {found}; --names Q K V chooses")
+        return {
+            f"{path}:{name} ({operand})": _checked(path, lambda name=name: loaded[name])
+            for operand, name in zip("qkv", names, strict=True)
+        }
+
+
+def _load(path: Path):
+    return _checked(path, lambda: np.load(path, allow_pickle=False))
+
+
+def _checked(path: Path, read: Callable):
+    try:
+        return read()
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise CommandError(f"{path}: not enough memory ({error})") from error
+    except (ValueError, EOFError, KeyError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
+        raise CommandError(f"{path}: not a readable .npy or .npz file ({error})") from error
