@@ -1,0 +1,50 @@
+"""What every result must satisfy."""
+
+import numpy as np
+
+from cupyflash import bounds, reference
+from tests import layouts
+
+
+def assert_within_bounds(problem, inputs, out, lse):
+    """Every element of out and lse is as close to the reference as its bound says, and as finite."""
+    exact, exact_lse = reference.attention(*inputs, return_lse=True, **problem.options)
+    bound, lse_bound = bounds.attention(*inputs, return_lse=True, **problem.options)
+    assert out.shape == exact.shape and out.dtype == inputs[0].dtype
+    assert lse.shape == exact_lse.shape and lse.dtype == np.float32
+    assert_close("out", out.astype(np.float64), exact, bound)
+    assert_close("lse", lse.astype(np.float64), exact_lse, lse_bound)
+    return exact, bound
+
+
+def assert_close(name, result, exact, bound):
+    """Within the bound, equal where the reference is -inf, and not finite where it is not."""
+    with np.errstate(invalid="ignore"):
+        right = (np.abs(result - exact) <= bound) | (result == exact)
+    claimed = np.isfinite(bound)
+    wrong = np.where(claimed, ~right, ~np.isfinite(exact) & np.isfinite(result))
+    if wrong.any():
+        first = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"{name}: {wrong.sum()} of {wrong.size} elements are wrong, the first at {first}: {result[first]!r}, "
+            f"exact {exact[first]!r}, bound {bound[first]!r}"
+        )
+
+
+def assert_same_bits(a, b):
+    """Equal bit patterns, NaN and the sign of zero included."""
+    assert a.shape == b.shape and a.dtype == b.dtype
+    integer = np.dtype(f"u{a.itemsize}")
+    a, b = (np.ascontiguousarray(x).view(integer) for x in (a, b))
+    different = np.argwhere(a != b)
+    assert len(different) == 0, f"{len(different)} of {a.size} elements differ, the first at {different[0].tolist()}"
+
+
+def run_poisoned(backend, problem, **options):
+    """Inputs and results of a call whose out held NaN before; nothing around out is written."""
+    inputs, out = problem.inputs(), problem.empty_out()
+    before = layouts.surroundings(out)
+    given, lse = backend.attention(*inputs, out=out, **problem.options, **options)
+    assert given is out
+    assert (layouts.surroundings(out) == before).all(), "memory around out was written"
+    return inputs, out, lse

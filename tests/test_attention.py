@@ -1,0 +1,118 @@
+"""Every element of out and lse is within its bound of the float64 reference, over the whole space of problems."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, example, given, settings
+from hypothesis import strategies as st
+
+from cupyflash import bounds
+from tests import checks, strategies
+from tests.strategies import Problem
+
+
+def check(backend, problem, arch="sm_80"):
+    """Inputs, results and what is known of them, every element compared."""
+    inputs, out, lse = checks.run_poisoned(backend, problem, arch=arch)
+    exact, bound = checks.assert_within_bounds(problem, inputs, out, lse)
+    return inputs, out, lse, exact, bound
+
+
+@settings(max_examples=80)
+@given(problem=strategies.problems())
+@example(problem=Problem(seqlen_q=0, seqlen_k=3, leading_q=(2,)))
+@example(problem=Problem(seqlen_q=5, seqlen_k=0, head_dim_v=13))
+@example(problem=Problem(seqlen_q=130, seqlen_k=3, causal=True, align="bottom-right"))
+@example(problem=Problem(seqlen_q=3, seqlen_k=300, causal=True, align="top-left"))
+def test_stays_within_bounds(backend, arch, problem):
+    if arch == "sm_75":  # which has no bfloat16
+        problem = replace(problem, dtype="float16")
+    *_, bound = check(backend, problem, arch)
+    event("bound finite everywhere" if np.isfinite(bound).all() else "bound infinite somewhere")
+
+
+@pytest.mark.parametrize("values", strategies.FAMILIES)
+def test_each_family_of_values(backend, arch, values):
+    """Several key tiles, so that the maximum moves between them; and the bound says something."""
+    for dtype in ("float16",) if arch == "sm_75" else ("float16", "bfloat16"):
+        problem = Problem(
+            dtype, (2,), (2,), (2,), 40, 300, 64, 48, causal=True, align="bottom-right", values=values, seed=1
+        )
+        *_, bound = check(backend, problem, arch)
+        assert values == "huge values" or np.isfinite(bound).all()
+
+
+@pytest.mark.parametrize("head_dims", [(1, 1), (7, 256), (256, 3), (80, 96), (160, 160), (192, 128), (255, 249)])
+def test_head_dims(backend, arch, head_dims):
+    problem = Problem("float16", (2,), (2,), (2,), 70, 140, *head_dims, causal=True, align="bottom-right", seed=2)
+    check(backend, problem, arch)
+
+
+@pytest.mark.parametrize("softmax_scale", strategies.SCALES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scales(backend, softmax_scale, dtype):
+    problem = Problem(dtype, (), (), (), 20, 150, 64, 64, softmax_scale=softmax_scale, seed=3)
+    check(backend, problem)
+
+
+def test_more_batch_dimensions_than_the_kernel_holds_are_merged(backend):
+    dims = (1, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2)
+    problem = Problem("float16", dims, dims, dims[3:], 3, 5, seed=4)
+    check(backend, problem)
+
+
+bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
+
+
+@settings(max_examples=60)
+@given(
+    problem=strategies.problems(families=["normal", "one sign", "rising"], scales=[None, -0.5]),
+    where=st.lists(st.tuples(st.sampled_from("qkv"), st.integers(0, 2**20), bad_values), min_size=1, max_size=3),
+)
+@example(
+    problem=Problem("float16", (), (), (), 6, 200, 64, 64, causal=True, align="bottom-right"),
+    where=[("v", 200 * 64 - 1, np.inf)],
+)
+def test_a_non_finite_value_changes_only_the_rows_that_see_it(backend, problem, where):
+    inputs, clean, clean_lse = checks.run_poisoned(backend, problem)
+    assume(all(array.size for array in inputs))
+    spoilt = []
+    for name, array in zip("qkv", inputs, strict=True):
+        array = array.copy()
+        for target, position, value in where:
+            if target == name:
+                array.reshape(-1)[position % array.size] = value
+        spoilt.append(array)
+    out = problem.empty_out()
+    out, lse = backend.attention(*spoilt, out=out, **problem.options)
+    checks.assert_within_bounds(problem, spoilt, out, lse)
+    unseen = np.isfinite(bounds.attention(*spoilt, return_lse=True, **problem.options)[1])
+    checks.assert_same_bits(out[unseen], clean[unseen])
+    checks.assert_same_bits(lse[unseen], clean_lse[unseen])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_errors_have_no_bias(backend, dtype):
+    """A weight or a result that is truncated instead of rounded stays within its bound, but errs to one side."""
+    problem = Problem(dtype, (2,), (2,), (2,), 128, 128, 64, 64, values="one sign", seed=5)
+    _, out, _, exact, _ = check(backend, problem)
+    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+    bias = np.mean((out.astype(np.float64) - exact) / (unit * exact))
+    assert abs(bias) < 0.1
+
+
+def test_a_row_without_keys_is_zero(backend):
+    problem = Problem("float16", (2,), (2,), (2,), 130, 40, causal=True, align="bottom-right", values="one sign")
+    _, out, lse = checks.run_poisoned(backend, problem)
+    assert (out[:, :90] == 0).all() and (lse[:, :90] == -np.inf).all()
+    assert (out[:, 90:] > 0).all() and np.isfinite(lse[:, 90:]).all()
+
+
+def test_out_is_made_where_none_is_given(backend):
+    problem = Problem("float16", (2, 6), (3,), (2, 3), 9, 20, views=("rows before heads",) * 4)
+    inputs, out, lse = checks.run_poisoned(backend, problem)
+    made, made_lse = backend.attention(*inputs)
+    assert made.flags.c_contiguous and made_lse.flags.c_contiguous
+    checks.assert_same_bits(made, out)
+    checks.assert_same_bits(made_lse, lse)
