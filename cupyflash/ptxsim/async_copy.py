@@ -1,4 +1,8 @@
-"""cp.async: copies that happen at the matching wait, and not before."""
+"""cp.async: copies that happen at the matching wait, the latest moment that the ISA allows.
+
+Under the random schedule a coin decides for each copy whether it happens at once, the earliest moment:
+what is right under both needs its waits and its barriers.
+"""
 
 import dataclasses
 
@@ -15,14 +19,14 @@ class _Copy:
     group: object  # each lane's number of the group it belongs to: an int or an array
     target: tuple  # (flat array, elements)
     source: tuple | None  # the same; None writes zeros
-    size: int
 
 
 class AsyncCopies:
     """What the lanes of a chunk have issued, and how many groups each has committed."""
 
-    def __init__(self, n):
+    def __init__(self, n, random):
         self.n = n
+        self.random = random  # None: always late
         self.pending = []
         self.committed = 0  # an int while all lanes agree, else an array
 
@@ -62,7 +66,7 @@ class AsyncCopies:
         everyone = reads.all()
         if not everyone:
             zero = np.flatnonzero(~reads)
-            self.add(_of(lanes, zero), (view, index[zero]), None, size)
+            self.add(_of(lanes, zero), (view, index[zero]), None)
         if reads.any():
             chosen = None if everyone else np.flatnonzero(reads)
             inner = sel if chosen is None else chosen if sel is None else sel[chosen]
@@ -72,15 +76,19 @@ class AsyncCopies:
                 who = lanes if chosen is None else _of(lanes, chosen)
                 if part is not None:
                     to, who = to[part], _of(who, part)
-                self.add(who, (view, to), (source, at), size)
+                self.add(who, (view, to), (source, at))
 
     def issue_in_bytes(self, x, m, shared, global_, size, source_size, ins):
         for byte in range(size):
             read = np.where(source_size > byte, np.uint32(1), np.uint32(0))
             self.issue(x, m, shared + shared.dtype.type(byte), global_ + np.uint64(byte), 1, read, ins)
 
-    def add(self, lanes, target, source, size):
-        self.pending.append(_Copy(lanes, self.committed_by(lanes), target, source, size))
+    def add(self, lanes, target, source):
+        copy = _Copy(lanes, self.committed_by(lanes), target, source)
+        if self.random is not None and self.random.random() < 0.5:
+            _perform(copy, slice(None))
+        else:
+            self.pending.append(copy)
 
     def commit(self, x, m):
         if _all_of(x, m):
@@ -115,7 +123,7 @@ class AsyncCopies:
                 group = copy.group if isinstance(copy.group, int) else copy.group[rest]
                 target = (copy.target[0], copy.target[1][rest])
                 source = copy.source and (copy.source[0], copy.source[1][rest])
-                still.append(_Copy(lanes[rest], group, target, source, copy.size))
+                still.append(_Copy(lanes[rest], group, target, source))
             else:
                 still.append(copy)
         self.pending = still

@@ -35,14 +35,14 @@ def _rounded(operation, rounding, *x):
     if exact == 0:
         return _zero(operation, rounding, plain, x)
     result = _directed(_nearest(exact), rounding, lambda r: Fraction(r) - exact)
-    return math.copysign(result, exact)
+    return -abs(result) if exact < 0 else abs(result)  # a zero has the sign of what it stands for
 
 
 def _nearest(exact):
     try:
         return exact.numerator / exact.denominator
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
 
 
 def _directed(nearest, rounding, error):

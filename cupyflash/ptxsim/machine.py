@@ -102,12 +102,12 @@ class Chunk:
         self.shared_base = np.repeat(np.arange(count, dtype=np.int64) * self.shared.pitch, self.pitch)
         self.local_base = np.arange(self.n, dtype=np.int64) * self.local.pitch
         self.generic = GenericSpace(launch.global_, self.shared, self.local, launch.param, launch.const)
-        self.copies = AsyncCopies(self.n)
-        self.everyone = Group(self, None, None)
-        self.registers = launch.initial_registers(self)
         self.random = (
             np.random.default_rng((launch.settings.seed, first)) if launch.settings.schedule == "random" else None
         )
+        self.copies = AsyncCopies(self.n, self.random)
+        self.everyone = Group(self, None, None)
+        self.registers = launch.initial_registers(self)
 
     # -- choosing who runs ---------------------------------------------------------------------------
     def run(self):
