@@ -25,6 +25,8 @@ FAMILIES = [
     "huge values",
     "constant",
 ]
+#: With values of the family "integers" and this scale, weights are powers of two and every sum is exact.
+EXACT_SCALE = math.log(2)
 SCALES = [None, None, None, 1.0, 0.05, 3.0, 0.0, -0.3, -2.0, 1e-37]
 
 
@@ -116,6 +118,9 @@ def family(name, rng, shapes, dtype):
         v = np.sign(v) * float(ml_dtypes.finfo(dtype).max) * rng.random(v.shape)
     elif name == "constant":
         v = np.ones_like(v)
+    elif name == "integers":  # scores from -4 to 4
+        q, k, v = np.sign(q), np.rint(k).clip(-1, 1), np.rint(2 * v).clip(-7, 7)
+        q[np.argsort(rng.random(q.shape)).argsort() >= 4] = 0
     return q, k, v
 
 
