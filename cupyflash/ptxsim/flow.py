@@ -22,12 +22,18 @@ class Block:
     delivered: int = 0  # what its ending, a bar.red, writes when all threads have arrived
     live_in: int = 0
     live_out: int = 0
+    needs: list | None = None  # positions of the registers that the code reads, special ones included
     polls: bool = False
     run: object = None  # the translated function, made at the first visit
 
 
 def is_barrier(instruction):
-    return instruction.opcode in ("bar", "barrier") and "warp" not in instruction.modifiers
+    return instruction is not None and instruction.opcode in ("bar", "barrier") and "warp" not in instruction.modifiers
+
+
+def may_wait(instruction):
+    """Warp instructions wait for the lanes they name, and therefore begin a block."""
+    return instruction.opcode in ("shfl", "vote", "match", "redux", "elect", "bar")
 
 
 def ends_block(instruction):
@@ -43,6 +49,8 @@ def basic_blocks(function: Function) -> list[Block]:
             starts.add(position + 1)
             if is_barrier(instruction) and instruction.guard is not None:
                 starts.add(position)
+        elif may_wait(instruction):
+            starts.add(position)
     starts = sorted(s for s in starts if s < len(code))
     number = {position: index for index, position in enumerate(starts)}
     number[len(code)] = exit_index = len(starts)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from .machine import WARP, Chunk
+from .group import WARP
+from .machine import Chunk
 from .memory import Buffer, GlobalMemory
 from .profile import Counters
 from .program import lane_values
@@ -46,9 +47,6 @@ class Launch:
         registers = [undefined[KEPT[r.type]] for r in self.program.function.registers]
         registers += [lane_values(name, chunk) for name in self.program.specials]
         return registers
-
-    def where(self, instruction):
-        return instruction.where
 
     def thread_of(self, thread):
         x, y, _ = self.block

@@ -167,7 +167,6 @@ MEMORY = {
             "membar",
             "fence",
             "nanosleep",
-            "bar",
             "griddepcontrol",
             "brkpt",
         ),

@@ -17,7 +17,7 @@ def shuffle(t, i, types):
 def vote(t, i, types):
     d, a, members = i.operands
     mode = next(m for m in i.modifiers if m in ("all", "any", "uni", "ballot"))
-    text = f"vote(x, {t.mask()}, {mode!r}, {t.use(a, 'pred')}, {t.use(members, 'u32')})"
+    text = f"vote(x, {t.mask()}, {mode!r}, {t.use(a, 'pred')}, {t.use(members, 'u32')}, {t.site(i)})"
     if mode == "ballot":
         t.define(d, t.let(text, "u4"), "b32")
     else:
@@ -27,7 +27,7 @@ def vote(t, i, types):
 def match(t, i, types):
     d, a, members = i.operands
     mode = "all" if "all" in i.modifiers else "any"
-    both = t.let(f"match(x, {t.mask()}, {mode!r}, {t.use(a, types[0])}, {t.use(members, 'u32')})", "u4")
+    both = t.let(f"match(x, {t.mask()}, {mode!r}, {t.use(a, types[0])}, {t.use(members, 'u32')}, {t.site(i)})", "u4")
     value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
     t.define(value, t.let(f"{both}[0]", "u4"), "b32")
     t.define(predicate, t.let(f"{both}[1]", "?"), "pred")
@@ -37,7 +37,8 @@ def redux(t, i, types):
     d, a, members = i.operands
     operation = next(m for m in i.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
     value = t.let(
-        f"redux(x, {t.mask()}, {operation!r}, {t.use(a, types[0])}, {t.use(members, 'u32')})", t.seen(types[0])
+        f"redux(x, {t.mask()}, {operation!r}, {t.use(a, types[0])}, {t.use(members, 'u32')}, {t.site(i)})",
+        t.seen(types[0]),
     )
     t.define(d, value, types[0])
 
@@ -48,9 +49,13 @@ def activemask(t, i, types):
 
 def elect(t, i, types):
     d, members = i.operands
-    both = t.let(f"elect(x, {t.mask()}, {t.use(members, 'u32')})", "u4")
+    both = t.let(f"elect(x, {t.mask()}, {t.use(members, 'u32')}, {t.site(i)})", "u4")
     t.define(d.value, t.let(f"{both}[0]", "u4"), "b32")
     t.define(d.predicate, t.let(f"{both}[1]", "?"), "pred")
+
+
+def sync_warp(t, i, types):
+    t.line(f"sync_warp(x, {t.mask()}, {t.use(i.operands[0], 'u32')}, {t.site(i)})")
 
 
 def _count(i):
@@ -99,6 +104,7 @@ WARP = {
     "redux": redux,
     "activemask": activemask,
     "elect": elect,
+    "bar": sync_warp,
     "ldmatrix": ldmatrix,
     "stmatrix": stmatrix,
     "movmatrix": movmatrix,

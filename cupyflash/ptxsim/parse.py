@@ -170,6 +170,20 @@ def _tokens(text):
     return kinds, texts, lines
 
 
+class _Scope(dict):
+    """Names of one pair of braces. Registers of a range such as `%r<9999>` are made when first named."""
+
+    def __init__(self):
+        super().__init__()
+        self.ranges = {}  # prefix -> (count, type)
+
+    def in_range(self, name):
+        """The type of a register that a range declares, or None."""
+        prefix = name.rstrip("0123456789")
+        count, type_ = self.ranges.get(prefix, (0, None))
+        return type_ if prefix != name and int(name[len(prefix) :]) < count else None
+
+
 class _Parser:
     def __init__(self, text):
         self.kinds, self.texts, self.lines = _tokens(text)
@@ -179,7 +193,7 @@ class _Parser:
         self.at = 0
         self.module = Module()
         self.files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE))
-        self.scopes = [{}]
+        self.scopes = [_Scope()]
         self.source = None
         self.function = None
 
@@ -241,7 +255,8 @@ class _Parser:
         return self.module
 
     def function_(self, entry):
-        self.scopes = [self.module.variables, {}]
+        self.scopes = [_Scope(), _Scope()]
+        self.scopes[0].update(self.module.variables)
         results = self.parameters_() if not entry and self.peek() == "(" else []
         function = Function(self.take(), [], entry)
         self.function = function
@@ -330,13 +345,13 @@ class _Parser:
     # -- function bodies ---------------------------------------------------------------------------
     def body(self):
         depth = len(self.scopes)
-        self.scopes.append({})
+        self.scopes.append(_Scope())
         code = self.function.code
         while len(self.scopes) > depth:
             text = self.take()
             kind = self.kinds[self.at - 1]
             if text == "{":
-                self.scopes.append({})
+                self.scopes.append(_Scope())
             elif text == "}":
                 self.scopes.pop()
             elif text == ".reg":
@@ -381,18 +396,19 @@ class _Parser:
         while True:
             name = self.take()
             if self.accept("<"):
-                count = int(self.take())
+                self.scopes[-1].ranges[name] = int(self.take()), type_
                 self.expect(">")
-                names = [f"{name}{i}" for i in range(count)]
             else:
-                names = [name]
-            for each in names:
-                register = Register(len(self.function.registers), each, type_)
-                self.function.registers.append(register)
-                self.scopes[-1][each] = register
+                self.new_register(self.scopes[-1], name, type_)
             if not self.accept(","):
                 break
         self.expect(";")
+
+    def new_register(self, scope, name, type_):
+        register = Register(len(self.function.registers), name, type_)
+        self.function.registers.append(register)
+        scope[name] = register
+        return register
 
     def instruction(self, text, guard):
         line = self.lines[self.at - 1]
@@ -456,6 +472,8 @@ class _Parser:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
+            if type_ := scope.in_range(name):
+                return self.new_register(scope, name, type_)
         if name == "WARP_SZ":
             return Literal(32)
         if name.startswith("%"):

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from .flow import basic_blocks, results, sources
+from .flow import basic_blocks, bits, results, sources
 from .inline import inline_calls
 from .isa import check_support, types_of
 from .parse import Address, Memory, Special, Variable
@@ -54,10 +54,12 @@ class Program:
 
     def reserve_specials(self):
         for block in self.blocks:
+            found = set()
             for instruction in [*block.code, *([block.ending] if block.ending else [])]:
                 for operand in instruction.operands:
                     if isinstance(operand, Special) and not operand.name.startswith(("clock", "globaltimer", "_")):
-                        block.live_in |= 1 << self.special(operand)[0]
+                        found.add(self.special(operand)[0])
+            block.needs = bits(block.reads) + sorted(found)
 
     def special(self, operand):
         """Position among the registers, and dtype, of a special register."""

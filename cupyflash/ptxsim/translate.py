@@ -193,7 +193,6 @@ class BlockTranslator:
             local = self.fresh(kind)
             self.lines.insert(0, f"{local} = R[{index}]")
             self.current[index] = local
-            self.block.live_in |= 1 << index
         return local
 
     def address(self, operand, kind):

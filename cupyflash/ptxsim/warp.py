@@ -5,7 +5,8 @@ Arrays hold the warps one after another. `m` is the mask of active lanes (None: 
 
 import numpy as np
 
-WARP = 32
+from .group import WARP, NotConverged
+
 _ALL = np.uint32(0xFFFFFFFF)
 
 
@@ -19,8 +20,26 @@ def bits_of_warps(x, flags):
     return np.repeat(words, WARP)
 
 
+def _gathered(x, m, members, ins):
+    """Make sure that the named lanes of every active lane's warp are here (those that have not exited)."""
+    if m is None:
+        return
+    here = bits_of_warps(x, m)
+    absent = np.where(_spread(x, m), members & bits_of_warps(x, x.alive()) & ~here, np.uint32(0))
+    if not absent.any():
+        return
+    if x.mask is not None and not (absent & bits_of_warps(x, x.mask)).any():
+        raise NotConverged
+    raise x.error(ins, int(np.argmax(absent != 0)), f"{ins} names lanes of its warp that its predicate turns off")
+
+
+def sync_warp(x, m, members, ins):
+    _gathered(x, m, members, ins)
+
+
 def shfl(x, m, mode, a, b, c, members, ins):
     """The value of another lane, and whether that lane is in range."""
+    _gathered(x, m, members, ins)
     source, inside = _shuffle_source(x, mode, b, c)
     if m is not None:
         flags = _spread(x, m)
@@ -62,8 +81,9 @@ def _shuffle_source(x, mode, b, c):
     return found
 
 
-def vote(x, m, mode, p, members):
-    """all, any, uni or ballot over the named lanes; inactive lanes count for nothing."""
+def vote(x, m, mode, p, members, ins):
+    """all, any, uni or ballot over the named lanes; exited lanes count for nothing."""
+    _gathered(x, m, members, ins)
     plain = m is None and members.size == 1 and members[0] == _ALL
     if plain and p.size == 1:
         if mode == "ballot":
@@ -89,8 +109,9 @@ def _pairs(x, m, members):
     return named if m is None else named & _spread(x, m).reshape(-1, 1, WARP)
 
 
-def match(x, m, mode, a, members):
+def match(x, m, mode, a, members, ins):
     """any: the lanes with the same value. all: everybody and true if all values are equal, else 0."""
+    _gathered(x, m, members, ins)
     values = _spread(x, a).reshape(-1, WARP)
     pairs = _pairs(x, m, members)
     same = (values[:, :, None] == values[:, None, :]) & pairs
@@ -108,8 +129,9 @@ _REDUCE = {
 }  # fmt: skip
 
 
-def redux(x, m, operation, a, members):
+def redux(x, m, operation, a, members, ins):
     """Reduction over the named lanes."""
+    _gathered(x, m, members, ins)
     function, neutral = _REDUCE[operation]
     info = np.iinfo(a.dtype)
     if neutral is None:
@@ -125,8 +147,9 @@ def activemask(x, m):
     return bits_of_warps(x, np.ones(1, bool) if m is None else m)
 
 
-def elect(x, m, members):
+def elect(x, m, members, ins):
     """The lowest named lane, and whether that is the own lane."""
+    _gathered(x, m, members, ins)
     named = members & activemask(x, m)
     lowest = named & (~named + np.uint32(1))
     leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)

@@ -1,0 +1,82 @@
+"""Lanes that run a basic block together, as translated code sees them."""
+
+import numpy as np
+
+from .errors import MemoryFault, SimulationError
+
+WARP = 32
+
+
+class NotConverged(Exception):
+    """A warp instruction names lanes that are not here yet. It is the first of its block, so the group can wait."""
+
+
+class Group:
+    """Whole warps, in which `mask` (None: every lane) is active. Arrays have one element for each of the n lanes."""
+
+    def __init__(self, chunk, lanes, mask):
+        self.chunk = chunk
+        self.lanes = lanes  # positions in the chunk, None for all
+        self.mask = mask
+        self.n = chunk.n if lanes is None else lanes.size
+        self.warps = self.n // WARP
+        self.active = self.n if mask is None else int(np.count_nonzero(mask))
+        everything = slice(None) if lanes is None else lanes
+        self.lane = chunk.lane[everything]
+        self.shared_base = chunk.shared_base[everything]
+        self.local_base = chunk.local_base[everything]
+        self.shared, self.local, self.global_ = chunk.shared, chunk.local, chunk.launch.global_
+        self.param, self.const, self.generic = chunk.launch.param, chunk.launch.const, chunk.generic
+        self.copies = chunk.copies
+        self.counters = chunk.launch.counters
+        self.memo = {}  # what translated code works out once for this group
+
+    @property
+    def changes(self):
+        """How often memory has changed: tells a hang from progress."""
+        return self.chunk.changes
+
+    @changes.setter
+    def changes(self, count):
+        self.chunk.changes = count
+
+    def positions(self):
+        """Positions of the active lanes in the chunk."""
+        lanes = np.arange(self.n) if self.lanes is None else self.lanes
+        return lanes if self.mask is None else lanes[self.mask]
+
+    def of_active(self, value):
+        """One element for each active lane."""
+        spread = np.broadcast_to(value, self.n)
+        return spread if self.mask is None else spread[self.mask]
+
+    def alive(self):
+        """Which lanes have not exited."""
+        alive = self.chunk.pc != self.chunk.exit
+        return alive if self.lanes is None else alive[self.lanes]
+
+    def variable_address(self, name, offset):
+        """Where a module-scope variable lies in host memory."""
+        return np.array([self.chunk.launch.program.module.addresses[name] + offset], np.uint64)
+
+    # -- errors --------------------------------------------------------------------------------------
+    def fault(self, ins, sel, bad, address, space, size, why, write):
+        """The exception for the first lane with a bad address. `sel`: lanes that the arrays stand for."""
+        first = int(np.argmax(bad))
+        at = int(address[first] if address.size > 1 else address[0])
+        if bad.size > 1:
+            lane = first if sel is None else int(sel[first])
+        elif sel is not None:
+            lane = int(sel[0])
+        else:
+            lane = 0 if self.mask is None else int(np.argmax(self.mask))
+        what = f"{'write' if write else 'read'} of {size} bytes in {space} memory at 0x{at:x}: {why}"
+        return MemoryFault(f"{what}; {self.describe(ins, lane)}")
+
+    def error(self, ins, lane, what):
+        """The exception for what one lane does wrong."""
+        return SimulationError(f"{what}; {self.describe(ins, lane)}")
+
+    def describe(self, ins, lane):
+        lane = lane if self.lanes is None else int(self.lanes[lane])
+        return f"kernel {self.chunk.launch.program.name}, {self.chunk.describe(lane)}, {ins.where}"
