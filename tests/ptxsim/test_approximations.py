@@ -136,6 +136,11 @@ def division():
         yield Instruction(name, "f32 f32 -> f32", quotient, accept=accept)
 
 
+def within_half(limit):
+    """An absolute limit, as the ISA gives it for the 16-bit tanh."""
+    return lambda value, got: math.isnan(got) if math.isnan(value) else abs(got - value) <= limit
+
+
 def half():
     def accept_f16(value, got):
         expected = exact.convert(value, exact.F16)
@@ -145,6 +150,7 @@ def half():
 
     values = tuple(exact.convert(x, exact.F16) for x in ARGUMENTS if not math.isfinite(x) or abs(x) < 60000)
     yield Instruction("ex2.approx.f16", "f16 -> f16", exp2, accept=accept_f16, values=(values,))
+    yield Instruction("tanh.approx.f16", "f16 -> f16", math.tanh, accept=within_half(2.0**-10.987), values=(values,))
 
 
 def compiled():

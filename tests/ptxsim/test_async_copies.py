@@ -151,6 +151,30 @@ def test_groups_belong_to_their_thread():
             assert out[k, t] != OLD or k >= t % 3
 
 
+def test_threads_that_do_not_wait_do_not_get_their_bytes():
+    """A wait on one side of a branch completes the copies of the threads on that side."""
+    source = (
+        COPY
+        + """
+    extern "C" __global__ void some(const uint4* x, unsigned* out) {
+      __shared__ uint4 tile[96];
+      int t = threadIdx.x;
+      tile[t] = make_uint4(0x11111111, 0, 0, 0);
+      copy16(&tile[t], &x[t]);
+      commit();
+      if (t % 5 < 2) wait<0>();
+      out[t] = ((volatile uint4*)tile)[t].x;
+      wait<0>();
+      out[96 + t] = ((volatile uint4*)tile)[t].x;
+    }"""
+    )
+    x = random_words(96, 4)
+    out = poisoned((2, 96), np.uint32)
+    launch(source, 1, 96, x, out)
+    np.testing.assert_array_equal(out[0] == x[:, 0], np.arange(96) % 5 < 2)
+    np.testing.assert_array_equal(out[1], x[:, 0])
+
+
 @pytest.mark.parametrize("size", [4, 8, 16])
 @pytest.mark.parametrize("address", ['"r"(shared_address(to))', '"l"(__cvta_generic_to_shared(to))', '"l"(to)'])
 def test_sizes_and_zero_fill(size, address):

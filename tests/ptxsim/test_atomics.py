@@ -2,6 +2,7 @@
 
 import collections
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -166,6 +167,27 @@ def test_compare_and_swap(bits, settings):
 
 
 DOUBLE_BITS = ("__double_as_longlong", "__longlong_as_double")
+
+
+@pytest.mark.parametrize(
+    "ptx_type, arch", [("f16", "sm_80"), ("f16x2", "sm_80"), ("bf16", "sm_90"), ("bf16x2", "sm_90")]
+)
+def test_atomic_addition_of_halves(ptx_type, arch):
+    """Small integers, so that the sums are exact in any order; packed types add both halves."""
+    c_type, letter = ("unsigned", "r") if ptx_type.endswith("x2") else ("unsigned short", "h")
+    source = f"""
+    extern "C" __global__ void halves({c_type}* sum, const {c_type}* x) {{
+      {c_type} old;
+      asm volatile("atom.global.add.noftz.{ptx_type} %0, [%1], %2;"
+          : "={letter}"(old) : "l"(sum + threadIdx.x % 4), "{letter}"(x[threadIdx.x]) : "memory");
+    }}"""
+    dtype = np.float16 if ptx_type.startswith("f16") else ml_dtypes.bfloat16
+    shape = (48, 2) if ptx_type.endswith("x2") else (48, 1)
+    x = np.random.default_rng(4).integers(-9, 10, shape).astype(dtype)
+    sums = np.zeros((4, shape[1]), dtype)
+    launch(source, 1, 48, sums, x, arch=arch)
+    expected = x.reshape(12, 4, -1).astype(np.float64).sum(0)
+    np.testing.assert_array_equal(sums.astype(np.float64), expected)
 
 
 def test_reductions_without_a_result():

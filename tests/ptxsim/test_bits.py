@@ -164,6 +164,20 @@ def counts():
         yield Instruction(f"bfind.shiftamt.{t}", f"{t} -> u32", highest(n, signed, True))
 
 
+def masks():
+    """bmsk: ones from a position on, as many as asked for; both clamped or both taken modulo 32."""
+    two, given = "u32 u32 -> b32", (SHIFTS, SHIFTS)
+
+    def clamped(p, n):
+        return ((1 << min(n, 32)) - 1) << min(p, 32)
+
+    def wrapped(p, n):
+        return ((1 << (n & 31)) - 1) << (p & 31)
+
+    yield Instruction("bmsk.clamp.b32", two, clamped, values=given)
+    yield Instruction("bmsk.wrap.b32", two, wrapped, values=given)
+
+
 def compiled():
     yield Instruction(
         "c", "b32 b32 b32 -> b32", lambda a, b, c: permute(None)(a, b, c & 0x7777), c="__byte_perm(a, b, c)"
@@ -175,7 +189,7 @@ def compiled():
     yield Instruction("c", "u32 -> u32", lambda a: int(f"{a:032b}"[::-1], 2), c="__brev(a)")
 
 
-GROUPS = (shifts, funnel, logic, fields, permutes, counts, compiled)
+GROUPS = (shifts, funnel, logic, fields, permutes, counts, masks, compiled)
 TABLE = InstructionTable(instruction for group in GROUPS for instruction in group())
 
 

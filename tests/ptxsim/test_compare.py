@@ -130,6 +130,27 @@ def set_and_select():
     yield Instruction("slct.f32.f32", "f32 f32 f32 -> f32", by_float)
 
 
+def classes():
+    """testp asks what kind of number a float is."""
+    for t, fmt in (("f32", exact.F32), ("f64", exact.F64)):
+        tiny = float(fmt.min_normal)
+        questions = {
+            "finite": math.isfinite,
+            "infinite": math.isinf,
+            "number": lambda x: not math.isnan(x),
+            "notanumber": math.isnan,
+            "normal": lambda x, tiny=tiny: math.isfinite(x) and abs(x) >= tiny,
+            "subnormal": lambda x, tiny=tiny: 0 < abs(x) < tiny,
+        }
+        for name, question in questions.items():
+            text = f"{{ .reg .pred p; testp.{name}.{t} p, %1; selp.u32 %0, 1, 0, p; }}"
+
+            def formula(x, q=question):
+                return int(q(x))
+
+            yield Instruction(f"testp.{name}.{t}", f"{t} -> u32", formula, asm=text)
+
+
 def predicated():
     """@p and @!p write a register for the lanes that hold, and leave it alone for the others."""
     text = "{ .reg .pred p; setp.gt.s32 p, %1, %2; mov.b32 %0, 11; @p mov.b32 %0, %1; @!p add.s32 %0, %0, %2; }"
@@ -147,7 +168,7 @@ def compiled():
     yield Instruction("c", "f64 -> u32", lambda a: int(math.isnan(a)), c="a != a")
 
 
-GROUPS = (integers, floats, predicates, set_and_select, predicated, compiled)
+GROUPS = (integers, floats, predicates, set_and_select, classes, predicated, compiled)
 TABLE = InstructionTable([instruction for group in GROUPS for instruction in group()])
 
 

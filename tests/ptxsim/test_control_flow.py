@@ -242,6 +242,23 @@ def test_labels_scopes_and_predicates_in_inline_ptx(settings):
     run_per_thread(INLINE, model, settings)
 
 
+@every_schedule
+def test_a_jump_table(settings):
+    source = """
+    extern "C" __global__ void jumps(int* out) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x, x;
+      asm volatile("{ .reg .u32 k; .reg .s32 v; rem.u32 k, %1, 3; mov.s32 v, %1;\\n"
+          " targets: .branchtargets first, second, third;\\n"
+          " brx.idx k, targets;\\n"
+          "first: add.s32 v, v, 1000; bra.uni done;\\n"
+          "second: neg.s32 v, v;\\n"
+          "third: mul.lo.s32 v, v, 3;\\n"
+          "done: mov.s32 %0, v; }" : "=r"(x) : "r"(i));
+      out[i] = x;
+    }"""
+    run_per_thread(source, lambda i: (i + 1000, -3 * i, 3 * i)[i % 3], settings)
+
+
 def test_shadowed_names_in_nested_scopes():
     source = """
     extern "C" __global__ void shadow(int* out) {

@@ -134,6 +134,29 @@ def special():
     yield Instruction("cvt.sat.f32.f64", "f64 -> f32", unit_interval, asm="cvt.rn.sat.f32.f64 %0, %1;")
 
 
+def finite(x, fmt):
+    """.satfinite: what overflows, infinities included, becomes the largest finite value."""
+    limit = float(fmt.max_finite)
+    return x if math.isnan(x) else max(-limit, min(limit, exact.convert(x, fmt)))
+
+
+def saturating():
+    for target, fmt in FORMATS.items():
+
+        def one(x, f=fmt):
+            return finite(x, f)
+
+        values = inputs("f32", target)
+        yield Instruction(f"cvt.rn.satfinite.{target}.f32", f"f32 -> {target}", one, values=values)
+
+        def pair(a, b, f=fmt):
+            return (finite(b, f), finite(a, f))
+
+        yield Instruction(f"cvt.rn.satfinite.{target}x2.f32", f"f32 f32 -> {target}x2", pair, values=values * 2)
+    yield Instruction("cvt.sat.f16.f16", "f16 -> f16", lambda x: 0.0 if math.isnan(x) or x <= 0 else min(x, 1.0))
+    yield Instruction("cvt.sat.f64.f64", "f64 -> f64", lambda x: 0.0 if math.isnan(x) or x <= 0 else min(x, 1.0))
+
+
 def normal_floats():
     rng = np.random.default_rng(9)
     bits = rng.integers(0x30000000, 0x50000000, 500, dtype=np.uint32)
@@ -152,7 +175,7 @@ def compiled():
     yield Instruction("c", "f64 -> f64", lambda x: integral(x, "n"), c="rint(a)")
 
 
-GROUPS = (narrowing, widening, to_integral, special, compiled)
+GROUPS = (narrowing, widening, to_integral, special, saturating, compiled)
 TABLE = InstructionTable([instruction for group in GROUPS for instruction in group()])
 
 

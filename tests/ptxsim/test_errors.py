@@ -144,6 +144,17 @@ def test_unsupported_instructions_are_listed_before_anything_runs():
     np.testing.assert_array_equal(out, before)
 
 
+def test_a_trap_stops_the_launch():
+    source = """
+    extern "C" __global__ void trapped(int* out, int bad) {
+      if (threadIdx.x == bad) asm volatile("trap;");  // here
+      out[threadIdx.x] = 1;
+    }"""
+    launch(source, 1, 32, poisoned(32, np.int32), np.int32(99))
+    with pytest.raises(ptxsim.SimulationError, match=r"trap"):
+        launch(source, 1, 32, poisoned(32, np.int32), np.int32(7))
+
+
 def test_recursion_is_refused_as_unsupported():
     source = """
     __device__ __noinline__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }

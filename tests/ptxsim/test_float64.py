@@ -1,4 +1,4 @@
-"""float64 arithmetic: correctly rounded, judged in exact rationals."""
+"""float64 arithmetic: correctly rounded in every mode, judged in exact rationals."""
 
 import math
 
@@ -7,20 +7,31 @@ import pytest
 
 from . import exact
 from .instructions import Instruction, InstructionTable
-from .test_float32 import near_cancellation
+from .test_float32 import MODES, near_cancellation
+
+
+def rounding(name, function, operands):
+    """The instruction in all modes."""
+    signature = "f64 " * operands + "-> f64"
+    for suffix, mode in MODES.items():
+
+        def formula(*v, m=mode):
+            return function(*v, fmt=exact.F64, mode=m)
+
+        yield Instruction(f"{name}.{suffix}.f64", signature, formula)
 
 
 def basic():
-    one, two, three = (" ".join(["f64"] * n) + " -> f64" for n in (1, 2, 3))
-    for suffix in ("", ".rn"):
-        yield Instruction(f"add{suffix}.f64", two, lambda a, b: exact.add(a, b, exact.F64))
-        yield Instruction(f"sub{suffix}.f64", two, lambda a, b: exact.add(a, -b, exact.F64))
-        yield Instruction(f"mul{suffix}.f64", two, lambda a, b: exact.mul(a, b, exact.F64))
-    yield Instruction("fma.rn.f64", three, lambda a, b, c: exact.fma(a, b, c, exact.F64))
-    yield Instruction("mad.rn.f64", three, lambda a, b, c: exact.fma(a, b, c, exact.F64))
-    yield Instruction("div.rn.f64", two, lambda a, b: exact.div(a, b, exact.F64))
-    yield Instruction("rcp.rn.f64", one, lambda a: exact.div(1.0, a, exact.F64))
-    yield Instruction("sqrt.rn.f64", one, lambda a: exact.sqrt(a, exact.F64))
+    one, two = "f64 -> f64", "f64 f64 -> f64"
+    yield from rounding("add", exact.add, 2)
+    yield from rounding("sub", lambda a, b, **k: exact.add(a, -b, **k), 2)
+    yield from rounding("mul", exact.mul, 2)
+    yield from rounding("fma", exact.fma, 3)
+    yield from rounding("mad", exact.fma, 3)
+    yield from rounding("div", exact.div, 2)
+    yield from rounding("rcp", lambda a, **k: exact.div(1.0, a, **k), 1)
+    yield from rounding("sqrt", exact.sqrt, 1)
+    yield Instruction("add.f64", two, lambda a, b: exact.add(a, b, exact.F64))
     yield Instruction("neg.f64", one, lambda a: -a)
     yield Instruction("abs.f64", one, abs)
     yield Instruction("copysign.f64", two, lambda a, b: math.copysign(b, a))

@@ -52,6 +52,7 @@ def sm80():
     yield from scalar_and_packed("mul.ftz", 2, lambda a, b, f: exact.mul(a, b, f, ftz=True), ("f16",))
     yield from scalar_and_packed("neg", 1, lambda a, f: -a, both)
     yield from scalar_and_packed("abs", 1, lambda a, f: abs(a), both)
+    yield from scalar_and_packed("fma.rn.sat", 3, lambda a, b, c, f: saturated(exact.fma(a, b, c, f)), ("f16",))
     yield from scalar_and_packed("max", 2, lambda a, b, f: exact.maximum(a, b), both)
     yield from scalar_and_packed("min", 2, lambda a, b, f: exact.minimum(a, b), both)
     yield from scalar_and_packed("max.NaN", 2, lambda a, b, f: exact.maximum(a, b, True), both)

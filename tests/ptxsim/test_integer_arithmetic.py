@@ -25,6 +25,11 @@ def rem(ptx_type):
     return lambda a, b: None if b == 0 or (a == lowest and b == -1) else a - b * truncated_div(a, b)
 
 
+def four_bytes(word, ptx_type):
+    """The bytes of a word, low first, signed where the type is."""
+    return [x - 256 if ptx_type[0] == "s" and x > 127 else x for x in (word >> 8 * k & 255 for k in range(4))]
+
+
 def saturated(low, high):
     return lambda x: min(max(x, low), high)
 
@@ -57,6 +62,19 @@ def special():
     s32 = saturated(-(1 << 31), (1 << 31) - 1)
     yield Instruction("add.sat.s32", "s32 s32 -> s32", lambda a, b: s32(a + b))
     yield Instruction("sub.sat.s32", "s32 s32 -> s32", lambda a, b: s32(a - b))
+    for t, low24 in (("u32", lambda v: v & 0xFFFFFF), ("s32", lambda v: (v + 0x800000 & 0xFFFFFF) - 0x800000)):
+        two, three = f"{t} {t} -> {t}", f"{t} {t} {t} -> {t}"
+        yield Instruction(f"mul24.lo.{t}", two, lambda a, b, f=low24: f(a) * f(b))
+        yield Instruction(f"mul24.hi.{t}", two, lambda a, b, f=low24: f(a) * f(b) >> 16)
+        yield Instruction(f"mad24.lo.{t}", three, lambda a, b, c, f=low24: f(a) * f(b) + c)
+    for a_type in ("u32", "s32"):
+        for b_type in ("u32", "s32"):
+
+            def formula(a, b, c, p=a_type, q=b_type):
+                return c + sum(x * y for x, y in zip(four_bytes(a, p), four_bytes(b, q), strict=True))
+
+            result = "s32" if "s32" in (a_type, b_type) else "u32"
+            yield Instruction(f"dp4a.{a_type}.{b_type}", f"b32 b32 {result} -> {result}", formula)
     yield Instruction("sad.u32", "u32 u32 u32 -> u32", lambda a, b, c: c + abs(a - b))
     yield Instruction("sad.s32", "s32 s32 s32 -> s32", lambda a, b, c: c + abs(a - b))
 
@@ -69,6 +87,12 @@ def carrying():
     subtract = "sub.cc.u32 %0, %1, %2; subc.u32 %0, %3, %4;"
     yield Instruction("subc.u32", four, lambda a, b, c, d: c - d - (a < b), asm=subtract)
     chain = "{ .reg .u32 t; add.cc.u32 t, %1, %2; addc.cc.u32 t, %3, %4; addc.u32 %0, 0, 0; }"
+    multiply = "{ .reg .u32 t; mad.lo.cc.u32 t, %1, %2, %3; madc.hi.u32 %0, %1, %2, %4; }"
+
+    def wide(a, b, c, d):
+        return (a * b + c + (d << 32)) >> 32
+
+    yield Instruction("madc.hi.u32", four, wide, asm=multiply)
     yield Instruction("addc.cc.u32", four, lambda a, b, c, d: c + d + (a + b >> 32) >> 32, asm=chain)
 
 

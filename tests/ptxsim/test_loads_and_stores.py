@@ -116,6 +116,19 @@ def test_modifiers_that_do_not_change_the_value():
     np.testing.assert_array_equal(out, x + np.arange(len(MODIFIERS), dtype=np.uint32)[:, None])
 
 
+def test_hints_have_no_effect():
+    source = """
+    extern "C" __global__ void hints(const int* x, int* out) {
+      asm volatile("prefetch.global.L2 [%0];" :: "l"(x + threadIdx.x));
+      asm volatile("nanosleep.u32 20;");
+      out[threadIdx.x] = x[threadIdx.x];
+      __threadfence_block(); __threadfence(); __threadfence_system();
+    }"""
+    x, out = np.arange(32, dtype=np.int32), poisoned(32, np.int32)
+    launch(source, 1, 32, x, out)
+    np.testing.assert_array_equal(out, x)
+
+
 def test_immediate_offsets_of_both_signs():
     source = """
     extern "C" __global__ void offsets(const int* x, int* out) {

@@ -149,6 +149,27 @@ def test_generic_pointers_reach_the_space_they_came_from():
         assert out[t] == 2 * values[choice] + (choice == 1), t
 
 
+def test_spaces_of_pointers():
+    """isspacep tells the windows apart."""
+    spaces = ("global", "shared", "local", "const")
+    questions = "".join(
+        f'asm("{{ .reg .pred p; isspacep.{space} p, %1; selp.s32 %0, 1, 0, p; }}" : "=r"(v) : "l"(pointers[k]));'
+        f"out[k * 4 + {n}] = v;"
+        for n, space in enumerate(spaces)
+    )
+    source = f"""
+    __constant__ int fixed[2] = {{1, 2}};
+    extern "C" __global__ void windows(int* out, int n) {{
+      __shared__ int tile[2];
+      int own[2] = {{n, n}}, v;
+      const void* pointers[4] = {{out, tile + n, own + n, fixed + n}};
+      for (int k = 0; k < 4; ++k) {{ {questions} }}
+    }}"""
+    out = poisoned((4, 4), np.int32)
+    launch(source, 1, 1, out, np.int32(1))
+    np.testing.assert_array_equal(out, np.eye(4))
+
+
 def test_writes_through_generic_pointers():
     source = """
     extern "C" __global__ void scatter(int* out) {

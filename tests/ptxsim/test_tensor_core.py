@@ -185,6 +185,50 @@ def test_ldmatrix(count, transposed, arch):
                     assert got[matrix, warp, lane, half] == expected, (matrix, warp, lane, half)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_is_the_inverse_of_ldmatrix(count, transposed):
+    trans = ".trans" if transposed else ""
+    registers = ", ".join(f"%{r + 1}" for r in range(count))
+    values = ", ".join(f'"r"(x[{r} * 32 + t])' for r in range(count))
+    source = f"""
+    extern "C" __global__ void store(const unsigned* x, const int* offsets, unsigned* out) {{
+      __shared__ __align__(16) unsigned tile[1024];
+      int t = threadIdx.x;
+      for (int k = t; k < 1024; k += 32) tile[k] = 0xffffffff;
+      __syncthreads();
+      unsigned address = (unsigned)__cvta_generic_to_shared(tile) + offsets[t];
+      asm volatile("stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%0], {{{registers}}};"
+          :: "r"(address), {values} : "memory");
+      __syncthreads();
+      for (int k = t; k < 1024; k += 32) out[k] = tile[k];
+    }}"""
+    rng = np.random.default_rng(count)
+    x = rng.integers(0, 65535, (count, 32, 2)).astype(np.uint16)
+    offsets = (rng.permutation(256)[:32] * 16).astype(np.int32)
+    out = poisoned(2048, np.uint16)
+    launch(source, 1, 32, x.view(np.uint32), offsets, out, arch="sm_90")
+    expected = np.full(2048, 0xFFFF, np.uint16)
+    for matrix in range(count):
+        for lane in range(32):
+            for half in range(2):
+                row, column = lane // 4, lane % 4 * 2 + half
+                row, column = (column, row) if transposed else (row, column)
+                expected[offsets[8 * matrix + row] // 2 + column] = x[matrix, lane, half]
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_movmatrix_transposes_a_fragment():
+    source = """
+    extern "C" __global__ void move(const unsigned* x, unsigned* out) {
+      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out[threadIdx.x]) : "r"(x[threadIdx.x]));
+    }"""
+    matrix = np.random.default_rng(1).integers(0, 65536, (2, 8, 8)).astype(np.uint16)
+    out = poisoned((2, 8, 8), np.uint16)
+    launch(source, 1, 64, matrix, out)
+    np.testing.assert_array_equal(out, matrix.transpose(0, 2, 1))
+
+
 MODIFIER_ORDER = """
 extern "C" __global__ void orders(unsigned* out) {
   __shared__ __align__(16) unsigned tile[128];

@@ -119,7 +119,11 @@ def test_faults_planted_in_the_kernel_show(what):
 
 
 def test_counters_of_the_kernel():
-    """Flops are those of the product; swizzled tiles need no more wavefronts than the ideal."""
+    """Flops are those of the product; wavefronts are those of the layout, counted phase by phase.
+
+    A step of 32 fills 32 phases of A and 32 of B and reads 4 + 16 by ldmatrix for each warp and 16 of k. All are free
+    of conflicts but A's fill: its tile uses half of each 128-byte row, so that the two rows of a phase collide.
+    """
     a, b, _, _ = problem(128, 128, np.float16)
     with ptxsim.profile() as profile:
         out = poisoned((128, 64), np.float32)
@@ -128,4 +132,6 @@ def test_counters_of_the_kernel():
     assert kernel.mma_flops == 2 * 128 * 64 * 128
     assert kernel.global_load_bytes == 2 * (128 * 128 + 2 * 128 * 64)
     assert kernel.global_store_bytes == 4 * 128 * 64
-    assert kernel.shared_wavefronts == kernel.shared_ideal_wavefronts
+    steps = 2 * 4
+    assert kernel.shared_ideal_wavefronts == steps * (32 + 32 + 4 * 2 * (4 + 16))
+    assert kernel.shared_wavefronts == kernel.shared_ideal_wavefronts + steps * 32

@@ -221,6 +221,20 @@ def test_redux_over_full_and_partial_masks(settings):
             assert out[k + len(REDUCTIONS), i] == partial, (op, i)
 
 
+def test_one_lane_is_elected():
+    source = """
+    extern "C" __global__ void elections(int* out, int* leaders) {
+      int p, leader;
+      asm volatile("{ .reg .pred p; elect.sync %0|p, 0xffffffff; selp.s32 %1, 1, 0, p; }" : "=r"(leader), "=r"(p));
+      out[threadIdx.x] = p;
+      leaders[threadIdx.x] = leader;
+    }"""
+    out, leaders = poisoned((2, 32), np.int32), poisoned((2, 32), np.int32)
+    launch(source, 1, 64, out, leaders, arch="sm_90")
+    np.testing.assert_array_equal(out.sum(1), 1)
+    np.testing.assert_array_equal(leaders, np.repeat(out.argmax(1), 32).reshape(2, 32))
+
+
 def test_lane_registers():
     source = """
     extern "C" __global__ void lanes(unsigned* out) {
