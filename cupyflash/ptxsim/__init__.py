@@ -19,7 +19,7 @@ An access outside the arrays raises, and names the thread and the source line:
 >>> kernel((1,), (32,), (x, np.float32(0.5), np.int32(6)))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-cupyflash.ptxsim.errors.MemoryFault: read of 4 bytes in global memory at 0x...: outside every mapped array; kernel scale, thread (5, 0, 0) of block (0, 0, 0), kernel.cu:4
+cupyflash.ptxsim.errors.MemoryFault: read of 4 bytes in global memory at 0x...; kernel scale, thread (5, 0, 0) of ...
 """
 
 from .compile import compile_ptx
@@ -31,10 +31,12 @@ from .settings import settings
 __all__ = [
     "CompileError",
     "Deadlock",
+    "KernelProfile",
     "MemoryFault",
     "RawModule",
     "SimulationError",
     "compile_ptx",
     "device_memory",
+    "profile",
     "settings",
 ]

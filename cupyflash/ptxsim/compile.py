@@ -13,6 +13,15 @@ from .settings import current
 
 _SOURCE_NAME = "kernel.cu"
 _FORMAT = "1"  # of a cache entry
+_PACKAGES = (  # that may hold NVRTC, its binding and its headers
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-runtime-cu12",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cupy",
+)
 
 
 def compile_ptx(code, options=(), arch=None, name_expressions=None):
@@ -86,7 +95,7 @@ def _include_directories():
 def _nvrtc_version():
     """Versions of the packages that hold NVRTC: known without loading it."""
     found = []
-    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime", "cupy-cuda13x", "cupy-cuda12x", "cupy"):
+    for name in _PACKAGES:
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:

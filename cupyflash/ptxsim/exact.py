@@ -27,7 +27,8 @@ def _rounded(operation, rounding, *x):
         plain = float(_PLAIN[operation](*map(np.float64, x)))
     if operation == "fma" and math.isinf(x[2]) and math.isfinite(x[0]) and math.isfinite(x[1]):
         return x[2]  # where the product alone overflows
-    if not all(map(math.isfinite, x)) or (operation in ("div", "rcp") and x[-1] == 0) or (operation == "sqrt" and x[0] <= 0):
+    pole = (operation in ("div", "rcp") and x[-1] == 0) or (operation == "sqrt" and x[0] <= 0)
+    if pole or not all(map(math.isfinite, x)):
         return plain
     if operation == "sqrt":
         return _directed(plain, rounding, lambda r: Fraction(r) ** 2 - Fraction(x[0]))

@@ -99,8 +99,8 @@ def registers_of(operand):
 
 
 _NO_RESULT = {
-    "st", "red", "bra", "brx", "ret", "exit", "bar", "barrier", "cp", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "trap",
-    "stmatrix", "discard", "applypriority", "griddepcontrol", "pmevent", "brkpt",
+    "st", "red", "bra", "brx", "ret", "exit", "trap", "brkpt", "bar", "barrier", "cp", "membar", "fence", "nanosleep",
+    "prefetch", "prefetchu", "stmatrix", "discard", "applypriority", "griddepcontrol",
 }  # fmt: skip
 
 

@@ -19,9 +19,8 @@ def inline_calls(function: Function, functions: dict) -> Function:
 class _Inliner:
     def __init__(self, function, functions):
         self.functions = functions
-        self.result = dataclasses.replace(
-            function, registers=list(function.registers), variables=list(function.variables), code=[], labels={}, tables={}
-        )
+        fresh = {"registers": list(function.registers), "variables": list(function.variables)}
+        self.result = dataclasses.replace(function, **fresh, code=[], labels={}, tables={})
         self.source = function
         self.registers = {}  # callee -> its first register among the kernel's
         self.calls = 0
@@ -41,7 +40,7 @@ class _Inliner:
             if instruction.opcode == "call":
                 self.call(instruction, operands, guard, stack)
             elif instruction.opcode == "ret" and after is not None:
-                code.append(dataclasses.replace(instruction, opcode="bra", modifiers=(), operands=(Label(after),), guard=guard))
+                code.append(_branch(instruction, after, guard))
             else:
                 code.append(dataclasses.replace(instruction, operands=operands, guard=guard))
         position[len(function.code)] = len(code)
@@ -106,5 +105,5 @@ def _call_operands(operands):
     return results, operands[at].name, arguments
 
 
-def _branch(call, label, guard):
-    return Instruction("bra", (), (Label(label),), guard, call.line, call.source)
+def _branch(at, label, guard):
+    return Instruction("bra", (), (Label(label),), guard, at.line, at.source)

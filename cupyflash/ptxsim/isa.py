@@ -6,9 +6,11 @@ their order varies between compilers. An instruction is supported if some line a
 
 _INT = "u16 s16 u32 s32 u64 s64"
 _BITS = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2"
+_SHARED = "shared shared::cta"
+_ORDER = "relaxed acquire release acq_rel cta cluster gpu sys"
 _CACHE = (
-    "ca cg cs cv lu wb wt nc volatile weak relaxed acquire release cta cluster gpu sys mmio L1::no_allocate L1::evict_last L1::evict_first "
-    "L1::evict_normal L1::evict_unchanged L2::64B L2::128B L2::256B v2 v4 v8"
+    f"v2 v4 v8 volatile weak mmio {_ORDER} ca cg cs cv lu wb wt nc L1::no_allocate L1::evict_last L1::evict_first "
+    "L1::evict_normal L1::evict_unchanged L2::64B L2::128B L2::256B"
 )
 _HALF = "f16 f16x2 bf16 bf16x2"
 _COMPARE = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan"
@@ -64,14 +66,14 @@ mov | pred {_BITS} | |
 cvt | u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64 | rn rz rm rp rni rzi rmi rpi ftz sat relu satfinite |
 cvt | f16x2 bf16x2 f32 | rn rz relu satfinite |
 cvt | tf32 f32 | rna rn rz relu satfinite |
-cvta | u32 u64 | to global shared shared::cta local const param |
-isspacep | | global shared shared::cta local const param |
-ld ldu | {_BITS} | global shared shared::cta local param const {_CACHE} |
-st | {_BITS} | global shared shared::cta local param {_CACHE} |
+cvta | u32 u64 | to global {_SHARED} local const param |
+isspacep | | global {_SHARED} local const param |
+ld ldu | {_BITS} | global {_SHARED} local param const {_CACHE} |
+st | {_BITS} | global {_SHARED} local param {_CACHE} |
 prefetch prefetchu discard applypriority | | global local L1 L2 L2::evict_last L2::evict_normal L2::128B tensormap |
-atom red | u32 s32 u64 s64 b32 b64 b16 | global shared shared::cta add min max inc dec and or xor exch cas relaxed acquire release acq_rel cta gpu sys cluster |
-atom red | f32 f64 f16 f16x2 bf16 bf16x2 | global shared shared::cta add relaxed acquire release acq_rel cta gpu sys cluster noftz |
-membar fence | | cta gl sys acq_rel sc gpu cluster proxy alias async global shared::cta acquire release relaxed |
+atom red | u32 s32 u64 s64 b32 b64 b16 | global {_SHARED} add min max inc dec and or xor exch cas {_ORDER} |
+atom red | f32 f64 f16 f16x2 bf16 bf16x2 | global {_SHARED} add noftz {_ORDER} |
+membar fence | | gl sc proxy alias async global shared::cta {_ORDER} |
 bar barrier | | sync aligned arrive cta |
 bar barrier | pred u32 | red aligned popc and or cta | red
 bar | | warp sync |
@@ -146,8 +148,8 @@ _SINCE = (
 def first_architecture(instruction):
     """The compute capability (times 10) that an instruction needs, as far as it matters from sm_75 on."""
     modifiers = set(instruction.modifiers)
-    needs = (since for since, opcodes, some in _SINCE if instruction.opcode in opcodes and (not some or some & modifiers))
-    return max(needs, default=70)
+    rules = (rule for rule in _SINCE if instruction.opcode in rule[1])
+    return max((since for since, _, some in rules if not some or some & modifiers), default=70)
 
 
 def check_support(function, arch):

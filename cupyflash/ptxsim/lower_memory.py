@@ -4,8 +4,13 @@ from .lower_integer import seen
 from .parse import SINK, Register, Variable
 
 _SPACES = {
-    "global": "x.global_", "shared": "x.shared", "shared::cta": "x.shared", "local": "x.local", "param": "x.param", "const": "x.const",
-}  # fmt: skip
+    "global": "x.global_",
+    "shared": "x.shared",
+    "shared::cta": "x.shared",
+    "local": "x.local",
+    "param": "x.param",
+    "const": "x.const",
+}
 _WINDOWS = {
     "shared": "SHARED_WINDOW",
     "shared::cta": "SHARED_WINDOW",
@@ -19,7 +24,8 @@ _NARROW = {"shared", "shared::cta", "local", "param", "const"}
 def _space(t, i, memory):
     """The state space that an access names. A `.param` of a call is the thread's own, like a local."""
     space = next((m for m in i.modifiers if m in _SPACES), None)
-    if space == "param" and isinstance(memory.address.base, Variable) and not t.program.is_parameter(memory.address.base):
+    base = memory.address.base
+    if space == "param" and isinstance(base, Variable) and not t.program.is_parameter(base):
         return "local"
     return space
 

@@ -209,34 +209,37 @@ class Chunk:
         if snapshot is not None and snapshot[0] is not block:
             return snapshot
         state = [registers[i] for i in bits(block.live_in) if registers[i] is not None]
-        if snapshot is not None and snapshot[1] == self.changes:
-            if all(a is b or (a.size == b.size and a.tobytes() == b.tobytes()) for a, b in zip(snapshot[2], state, strict=True)):
-                self.pc[x.positions()] = block.index
-                raise Deadlock(self.standstill())
+        if snapshot is not None and snapshot[1] == self.changes and all(map(_same, snapshot[2], state)):
+            self.pc[x.positions()] = block.index
+            raise Deadlock(self.standstill())
         return block, self.changes, state
 
     def standstill(self):
         """What every group of lanes waits for."""
         lines = [f"{self.launch.program.name}: no thread can go on"]
         at_barrier = self.barriers.waiting >= 0
+        before = None
         for block in self.launch.program.blocks:
             here = self.pc == block.index
-            if is_barrier(self.launch.program.blocks[block.index - 1].ending):
-                ending = self.launch.program.blocks[block.index - 1].ending
-                lines += self.stuck(here & at_barrier, "wait at a barrier", ending)
-            if block.code or block.ending:
-                first = (block.code or [block.ending])[0]
-                lines += self.stuck(here & self.parked, "wait for other lanes of their warp", first)
-                lines += self.stuck(here & ~at_barrier & ~self.parked, "repeat a loop", first)
+            first = (block.code or [block.ending])[0]
+            lines += self.stuck(here & at_barrier, "wait at a barrier", before)
+            lines += self.stuck(here & self.parked, "wait for other lanes of their warp", first)
+            lines += self.stuck(here & ~at_barrier & ~self.parked, "repeat a loop", first)
+            before = block.ending
         if self.count < self.launch.blocks:
             lines.append(f"  ({self.count} of {self.launch.blocks} blocks are resident: settings(chunk_lanes=...))")
         return "\n".join(lines)
 
     def stuck(self, lanes, doing, instruction):
         found = np.flatnonzero(lanes)
-        who = f"{found.size} threads {doing}" if found.size else ""
-        return [f"  {who}, {instruction.where}, the first is {self.describe(int(found[0]))}"] if found.size else []
+        if not found.size:
+            return []
+        return [f"  {found.size} threads {doing}, {instruction.where}, the first is {self.describe(int(found[0]))}"]
 
     def describe(self, lane):
         block, thread = divmod(lane, self.pitch)
         return f"thread {self.launch.thread_of(thread)} of block {self.launch.block_of(self.first + block)}"
+
+
+def _same(a, b):
+    return a is b or (a.size == b.size and a.tobytes() == b.tobytes())

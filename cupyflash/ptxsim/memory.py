@@ -5,6 +5,7 @@ or written through an unchecked index. `sel` are positions of the active lanes (
 """
 
 import ctypes
+import itertools
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class GlobalMemory:
         """`extents`: (start, stop, writable) byte ranges; where they overlap, writable wins."""
         cuts = sorted({edge for start, stop, _ in extents for edge in (start, stop)})
         pieces = []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             covering = [w for a, b, w in extents if a <= start and stop <= b]
             if not covering:
                 continue

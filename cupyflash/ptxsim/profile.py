@@ -92,8 +92,7 @@ class Profile:
         for class_, count in counters.instructions.items():
             kernel.instructions[class_] = kernel.instructions.get(class_, 0) + count
         for what in ("load", "store"):
-            sectors = counters.sectors[what]
-            setattr(kernel, f"distinct_{what}_sectors", getattr(kernel, f"distinct_{what}_sectors") + sectors.distinct())
+            counters.totals[f"distinct_{what}_sectors"] = counters.sectors[what].distinct()
         for name_, count in counters.totals.items():
             setattr(kernel, name_, getattr(kernel, name_) + count)
 

@@ -177,9 +177,8 @@ def _packed(program, args):
     for number, (value, parameter) in enumerate(zip(args, parameters, strict=True)):
         bits = _bytes_of(number, value)
         if len(bits) != parameter.size:
-            raise TypeError(
-                f"args[{number}]: {type(value).__name__} has {len(bits)} bytes, {program.name} takes {parameter.size} there"
-            )
+            wanted = f"{program.name} takes {parameter.size} there"
+            raise TypeError(f"args[{number}]: {type(value).__name__} has {len(bits)} bytes, {wanted}")
         data[parameter.offset : parameter.offset + parameter.size] = bits
     return bytes(data)
 

@@ -64,12 +64,13 @@ class Settings:
         return _SHARED_KIB.get(int(self.arch[3:]), 227) * 1024
 
 
-_current = contextvars.ContextVar("ptxsim_settings", default=Settings())
+_DEFAULT = Settings()
+_current = contextvars.ContextVar("ptxsim_settings")
 
 
 def current() -> Settings:
     """The settings in force in this thread or task."""
-    return _current.get()
+    return _current.get(_DEFAULT)
 
 
 @contextlib.contextmanager
@@ -80,7 +81,7 @@ def settings(**choices):
     ...     chosen.arch
     'sm_90'
     """
-    chosen = dataclasses.replace(_current.get(), **choices)
+    chosen = dataclasses.replace(current(), **choices)
     token = _current.set(chosen)
     try:
         yield chosen

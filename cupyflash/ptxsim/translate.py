@@ -19,8 +19,9 @@ from .parse import SINK, Address, Literal, Not, Register, Special, Variable
 
 # How a register of a PTX type is kept.
 KEPT = {
-    "pred": "?", "b8": "u1", "u8": "u1", "s8": "u1", "b16": "u2", "u16": "u2", "s16": "u2", "f16": "u2", "bf16": "u2", "b32": "u4", "u32": "u4",
-    "s32": "u4", "f16x2": "u4", "bf16x2": "u4", "f32": "f4", "b64": "u8", "u64": "u8", "s64": "u8", "f64": "f8",
+    "pred": "?", "b8": "u1", "u8": "u1", "s8": "u1", "b16": "u2", "u16": "u2", "s16": "u2", "f16": "u2", "bf16": "u2",
+    "b32": "u4", "u32": "u4", "s32": "u4", "f16x2": "u4", "bf16x2": "u4", "f32": "f4",
+    "b64": "u8", "u64": "u8", "s64": "u8", "f64": "f8",
 }  # fmt: skip
 # How an instruction of a PTX type sees it.
 SEEN = {**KEPT, "s8": "i1", "s16": "i2", "s32": "i4", "s64": "i8", "tf32": "u4"}
@@ -31,7 +32,10 @@ _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not, "logical_and": np.logical_and}
 for _module in (exact, integer, numerics, memory, async_copy, tensor_core, warp):
     NAMESPACE |= {name: value for name, value in vars(_module).items() if callable(value) and not name.startswith("_")}
-for _name in "add subtract multiply divide negative absolute sqrt bitwise_and bitwise_or bitwise_xor invert minimum maximum".split():
+_UFUNCS = (
+    "add subtract multiply divide negative absolute sqrt bitwise_and bitwise_or bitwise_xor invert minimum maximum"
+)
+for _name in _UFUNCS.split():
     NAMESPACE[f"np_{_name}"] = getattr(np, _name)
 
 

@@ -123,21 +123,18 @@ def match(x, m, mode, a, members, ins):
     return np.where(equal, everyone, np.uint32(0)), equal
 
 
-_REDUCE = {
-    "add": (np.add, 0), "min": (np.minimum, None), "max": (np.maximum, None), "and": (np.bitwise_and, -1), "or": (np.bitwise_or, 0),
-    "xor": (np.bitwise_xor, 0),
-}  # fmt: skip
-
-
 def redux(x, m, operation, a, members, ins):
     """Reduction over the named lanes."""
     _gathered(x, m, members, ins)
-    function, neutral = _REDUCE[operation]
     info = np.iinfo(a.dtype)
-    if neutral is None:
-        neutral = info.max if operation == "min" else info.min
-    elif neutral == -1:
-        neutral = -1 if a.dtype.kind == "i" else info.max
+    function, neutral = {
+        "add": (np.add, 0),
+        "min": (np.minimum, info.max),
+        "max": (np.maximum, info.min),
+        "and": (np.bitwise_and, info.max if a.dtype.kind == "u" else -1),
+        "or": (np.bitwise_or, 0),
+        "xor": (np.bitwise_xor, 0),
+    }[operation]
     values = _spread(x, a).reshape(-1, 1, WARP)
     chosen = np.where(_pairs(x, m, members), values, a.dtype.type(neutral))
     return function.reduce(chosen, axis=2, dtype=a.dtype).reshape(-1)
