@@ -59,7 +59,8 @@ def _half_result(t, i, text, type_):
 def _exact(t, i, rounding):
     """A float64 operation in a directed rounding mode: rare, and done in rational arithmetic."""
     operands = ", ".join(t.use(o, "f64") for o in i.operands[1:])
-    t.define(i.operands[0], t.let(f"exact_f64({i.opcode!r}, {rounding!r}, {operands})", "f8"), "f64")
+    operation = "fma" if i.opcode == "mad" else i.opcode
+    t.define(i.operands[0], t.let(f"exact_f64({operation!r}, {rounding!r}, {operands})", "f8"), "f64")
 
 
 def arithmetic(t, i, types):
