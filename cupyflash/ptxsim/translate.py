@@ -81,7 +81,7 @@ class BlockTranslator:
         self.constants = program.constants
         self.lines = []
         self.count = 0
-        self.current = {}  # register index -> local name
+        self.current = {}  # register index -> local name, of any dtype of its size
         self.kinds = {}  # local name -> dtype
         self.casts = {}
         self.flushed = set()  # local names that hold no subnormal
@@ -227,14 +227,15 @@ class BlockTranslator:
 
     # -- results -------------------------------------------------------------------------------------
     def define(self, operand, name, type_, flushed=False):
-        """Give a register the value of a local, kept as its class wants; respects the guard."""
+        """Give a register the value of a local, widened to its size; respects the guard."""
         if operand == SINK:
             return
         kind, seen = KEPT[operand.type], SEEN[type_]
-        if self.kinds.get(name, seen) != kind:
+        if np.dtype(self.kinds[name]).itemsize != np.dtype(kind).itemsize:
             name = self.widen(name, seen, kind)
         if self.guard is not None:
-            old = self.register(operand)
+            kind = self.kinds[name]
+            old = self.cast(self.register(operand), kind)
             flushed = flushed and old in self.flushed
             name = self.let(f"where({self.guard}, {name}, {old})", kind)
         if flushed:
@@ -243,8 +244,6 @@ class BlockTranslator:
 
     def widen(self, name, seen, kind):
         have = self.kinds[name]
-        if np.dtype(have).itemsize == np.dtype(kind).itemsize:
-            return self.cast(name, kind)
         if seen[0] == "i":
             return self.let(f"{self.cast(name, seen)}.astype('i{kind[1]}').view('{kind}')", kind)
         if have[0] == "f":
@@ -281,7 +280,8 @@ class BlockTranslator:
         self.mma.emit()
         for index in bits(self.block.writes & self.block.live_out):
             if index in self.current:
-                self.lines.append(f"R[{index}] = {self.current[index]}")
+                value = self.cast(self.current[index], KEPT[self.program.function.registers[index].type])
+                self.lines.append(f"R[{index}] = {value}")
         self.lines.append(f"return {result}")
         source = "def block(x, m, R):\n" + "".join(f"    {line}\n" for line in self.lines)
         namespace = self.constants.namespace
