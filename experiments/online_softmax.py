@@ -90,7 +90,7 @@ def draw(axes, name: str, rows: list[dict[str, float]]) -> None:
     state.axhline(rows[0]["kernel_lse"], color="black", linewidth=0.8, linestyle="--", label="lse from the kernel")
     state.set_title(f"{name}\n{rows[0]['rescales_per_row']:.2f} rescales per row", loc="left", fontsize=11)
     width = 0.7 * keys[0]
-    share.bar(keys, [row["groups_rescaled"] for row in rows], width, color="#d6d6d6", label="groups of 16 rows")
+    share.bar(keys, [row["groups_rescaled"] for row in rows], width, color="#d6d6d6", label="groups of 16")
     share.bar(keys, [row["rows_rescaled"] for row in rows], width, color=record.OURS, label="rows")
     if name == "normal":
         share.plot(keys[1:], [1 / (t + 1) for t in range(1, len(keys))], "k.--", linewidth=0.8)
@@ -113,7 +113,7 @@ def main() -> None:
         axes[0, 0].set_ylabel("one row")
         axes[1, 0].set_ylabel("share rescaled")
         axes[0, 0].legend(fontsize=8)
-        axes[1, -1].legend(fontsize=8, loc="center right")
+        axes[1, -1].legend(fontsize=8, loc="center right", handlelength=1)
 
 
 if __name__ == "__main__":
