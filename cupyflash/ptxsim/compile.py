@@ -93,13 +93,17 @@ def _include_directories():
 
 
 def _nvrtc_version():
-    """Versions of the packages that hold NVRTC: known without loading it."""
+    """Versions of NVRTC and of what surrounds it; where NVRTC is a package, known without loading it."""
     found = []
     for name in _PACKAGES:
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
+    if not any("nvrtc" in name for name in found):  # from a CUDA toolkit: only the library itself knows
+        from cupy_backends.cuda.libs import nvrtc
+
+        found.append(f"NVRTC {nvrtc.getVersion()}")
     return " ".join(found)
 
 

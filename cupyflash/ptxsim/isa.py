@@ -86,6 +86,7 @@ elect | | sync |
 nanosleep | u32 | |
 bra brx | | uni idx |
 ret exit trap brkpt | | uni |
+vprintf | | |
 griddepcontrol | | launch_dependents wait |
 cp | | async ca cg shared shared::cta global L2::64B L2::128B L2::256B | async
 cp | | async commit_group wait_group wait_all | async

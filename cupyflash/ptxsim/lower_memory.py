@@ -155,7 +155,13 @@ def _issue(t, i):
     t.line(f"x.copies.issue(x, {t.mask()}, {shared}, {address}, {size.value}, {amount}, {t.site(i)})")
 
 
+def vprintf(t, i, types):
+    format_, arguments = (o.offset for o in i.operands)
+    t.line(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})")
+
+
 MEMORY = {
+    "vprintf": vprintf,
     "ld": load,
     "ldu": load,
     "st": store,

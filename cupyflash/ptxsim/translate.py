@@ -8,7 +8,7 @@ first of their results is needed.
 
 import numpy as np
 
-from . import async_copy, exact, integer, memory, numerics, tensor_core, warp
+from . import async_copy, exact, integer, memory, numerics, printf, tensor_core, warp
 from .flow import bits, results, sources
 from .isa import types_of
 from .lower_float import FLOAT
@@ -30,7 +30,7 @@ LOWERING = {**FLOAT, **INTEGER, **MEMORY, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 
 NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not, "logical_and": np.logical_and}
-for _module in (exact, integer, numerics, memory, async_copy, tensor_core, warp):
+for _module in (exact, integer, numerics, memory, async_copy, printf, tensor_core, warp):
     NAMESPACE |= {name: value for name, value in vars(_module).items() if callable(value) and not name.startswith("_")}
 _UFUNCS = (
     "add subtract multiply divide negative absolute sqrt bitwise_and bitwise_or bitwise_xor invert minimum maximum"
