@@ -111,9 +111,9 @@ def to_integral():
 TF32 = "{ .reg .b32 t; cvt.rna.tf32.f32 t, %1; mov.b32 %0, t; }"
 
 
-def tf32(x):
-    """Round to 10 explicit bits, ties away from zero, exponent range of float32."""
-    return x if not math.isfinite(x) else exact.convert(x, exact.Format("tf32", 11, 127), "na")
+def tf32(x, mode="na"):
+    """Round to 10 explicit bits, ties away from zero unless told otherwise, exponent range of float32."""
+    return x if not math.isfinite(x) else exact.convert(x, exact.Format("tf32", 11, 127), mode)
 
 
 def special():
@@ -192,6 +192,22 @@ BFLOAT = InstructionTable(
     ],
     arch="sm_90",
 )
+
+
+TF32_MODES = InstructionTable(
+    [
+        Instruction(
+            f"cvt.{suffix}.tf32.f32", "f32 -> f32", formula, asm=TF32.replace("rna", suffix), values=normal_floats()
+        )
+        for suffix, formula in (("rn", lambda x: tf32(x, "n")), ("rz", lambda x: tf32(x, "z")))
+    ],
+    arch="sm_90",
+)
+
+
+@pytest.mark.parametrize("instruction", TF32_MODES, ids=str)
+def test_tf32_conversions_of_sm_90(instruction):
+    TF32_MODES.check(instruction)
 
 
 @pytest.mark.parametrize("instruction", BFLOAT, ids=str)

@@ -42,6 +42,17 @@ def test_reads_out_of_bounds(shift, thread, block):
     assert str(thread) in digits and str(block) in digits, message
 
 
+def test_threads_and_blocks_are_named_by_their_coordinates():
+    source = """
+    extern "C" __global__ void cube(int* out) {
+      bool bad = blockIdx.x == 3 && blockIdx.y == 2 && blockIdx.z == 1
+              && threadIdx.x == 4 && threadIdx.y == 5 && threadIdx.z == 2;
+      out[bad ? 1000 : 0] = 1;  // fault
+    }"""
+    message = fault(source, np.zeros(1, np.int32), grid=(7, 5, 2), block=(6, 7, 3))
+    assert "(4, 5, 2)" in message and "(3, 2, 1)" in message, message
+
+
 def test_writes_out_of_bounds_leave_the_neighbours_alone():
     source = """
     extern "C" __global__ void poke(int* out, int shift) {
