@@ -13,7 +13,10 @@ from cupyflash._cli.errors import CommandError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong option as every other error: in one line."""
+    """Reports a wrong option as every other error: in one line. Options are not abbreviated."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str):
         raise CommandError(f"{message} ({self.prog} --help)")
@@ -25,14 +28,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(arguments)
         args.run(args)
     except CommandError as error:
-        print(f"cupyflash: error: {error}", file=sys.stderr)
-        return 2
+        return _failed(error)
+    except ImportError as error:
+        return _failed(CommandError(f"{error}; pip install 'cupyflash[cuda13]' (or cuda12) brings CuPy and NVRTC"))
     except KeyboardInterrupt:
         print("cupyflash: interrupted, nothing written", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of stdout, such as head, has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _failed(error: CommandError) -> int:
+    print(f"cupyflash: error: {error}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

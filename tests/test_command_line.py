@@ -11,6 +11,7 @@ import pytest
 
 from cupyflash import _source, attention, naive, ptxsim
 from cupyflash.__main__ import main
+from cupyflash._cli import device
 from cupyflash._cli.progress import progress_bar
 from cupyflash.demo import activations, planted_fault
 
@@ -115,6 +116,7 @@ def prepare_errors(folder):
     (folder / "cut.npy").write_bytes((folder / "q.npy").read_bytes()[:-9])
     (folder / "cut.npz").write_bytes((folder / "in.npz").read_bytes()[:-90])
     (folder / "text.npy").write_text("not an array")
+    (folder / "header.npy").write_bytes((folder / "q.npy").read_bytes().replace(b"}", b"{"))
     (folder / "empty.npy").touch()
     (folder / "folder.npy").mkdir()
 
@@ -127,6 +129,7 @@ BAD_ATTENDS = [
     ("cut.npy k.npy v.npy -o out.npy", "cut.npy: not a readable"),
     ("object.npy k.npy v.npy -o out.npy", "object.npy: not a readable"),
     ("cut.npz -o out.npy", "cut.npz: not a readable"),
+    ("header.npy k.npy v.npy -o out.npy", "header.npy: not a readable"),
     ("q.npy -o out.npy", "q.npy: is one array"),
     ("q.npy k.npy -o out.npy", "2 input files"),
     ("in.npz k.npy v.npy -o out.npy", "in.npz: is an .npz archive"),
@@ -147,6 +150,8 @@ BAD_ATTENDS = [
     ("q.npy k.npy v.npy --dtype int8 -o out.npy", "--dtype: invalid choice: 'int8'"),
     ("q.npy k.npy v.npy --align middle -o out.npy", "--align: invalid choice: 'middle'"),
     ("q.npy k.npy v.npy --arch sm_1 -o out.npy", "--arch: invalid choice"),
+    ("q.npy k.npy v.npy --raw-bfloat16 -o out.npy", "--raw-bfloat16: the result is float16"),
+    ("q.npy k.npy v.npy --dt float16 -o out.npy", "unrecognized arguments: --dt"),
     ("q.npy k.npy v.npy --wrong -o out.npy", "unrecognized arguments: --wrong"),
     ("q.npy k.npy v.npy", "required: -o/--output"),
     ("q.npy k.npy v.npy -o folder.npy", "folder.npy: is a directory"),
@@ -207,6 +212,37 @@ def test_a_gpu_that_is_not_there(folder, capsys, monkeypatch):
     assert main(["attend", *FILES, "--device", "gpu", "-o", "out.npy"]) == 2
     assert "--device gpu: no usable GPU" in capsys.readouterr().err
     assert not (folder / "out.npy").exists()
+
+
+def test_a_gpu_is_used_where_there_is_one(folder, capsys, monkeypatch):
+    class Cuda:
+        class Device:
+            id, compute_capability = 0, "90"
+
+        class runtime:
+            getDeviceProperties = staticmethod(lambda device_id: {"name": b"NVIDIA H200"})
+
+    moved = []
+
+    class Cupy:
+        cuda = Cuda
+        asarray = staticmethod(lambda array: moved.append(array.shape) or array)
+        asnumpy = staticmethod(np.asarray)
+
+    monkeypatch.setattr(device, "_usable_cupy", lambda: (Cupy, ""))
+    assert main(["attend", *FILES, "-o", "out.npy"]) == 0
+    assert "on NVIDIA H200, sm_90" in capsys.readouterr().out and moved == [(2, 7, 16), (2, 5, 16), (2, 5, 8)]
+    assert main(["attend", *FILES, "-o", "out.npy", "--arch", "sm_80"]) == 0
+    assert "in the simulator, as sm_80" in capsys.readouterr().out
+    (folder / "out.npy").unlink()
+    check_error(
+        folder, capsys, ["attend", *FILES, "-o", "out.npy", "--device", "gpu", "--arch", "sm_80"], "--arch sm_80"
+    )
+
+
+def test_a_missing_compiler_is_named(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
+    check_error(folder, capsys, ["cubin", "strided_copy", "-o", "x.cubin"], "pip install 'cupyflash[cuda13]'")
 
 
 def test_a_failing_write_leaves_nothing(folder, capsys, monkeypatch):

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> None:
     arrays = files.read_operands(args.inputs, args.names or ("q", "k", "v"))
     dtype = _DTYPES.get(args.dtype)
     q, k, v = (files.as_element(array, name, dtype) for name, array in arrays.items())
+    if args.raw_bfloat16 and q.dtype != _DTYPES["bfloat16"]:
+        raise CommandError(f"--raw-bfloat16: the result is {q.dtype}; --dtype bfloat16 computes in bfloat16")
 
     place = device.choose(args.device, args.arch)
     start = time.perf_counter()
@@ -112,7 +114,7 @@ def _attention(args: argparse.Namespace, place: device.Device, q, k, v) -> tuple
             return place.to_host(out), place.to_host(lse)
     except ptxsim.SimulationError:
         raise  # a defect of a kernel or of the simulator: the traceback is wanted
-    except (TypeError, ValueError, RuntimeError, ImportError, MemoryError) as error:
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise CommandError(error) from error
 
 

@@ -95,7 +95,7 @@ def _write(args: argparse.Namespace) -> None:
         else:
             text = source if args.command == "source" else ptxsim.compile_ptx(source, _launch.OPTIONS, args.arch)
             content = text.encode()
-    except (ptxsim.CompileError, ImportError) as error:
+    except ptxsim.CompileError as error:
         raise CommandError(error) from error
     if target is None:
         sys.stdout.write(content.decode())

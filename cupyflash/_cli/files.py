@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -120,5 +118,5 @@ def _checked(path: Path, read: Callable):
         raise CommandError(f"{path}: {error.strerror or error}") from error
     except MemoryError as error:
         raise CommandError(f"{path}: not enough memory ({error})") from error
-    except (ValueError, EOFError, KeyError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # damaged bytes surface as any error of NumPy's, zipfile's or tokenize's readers
         raise CommandError(f"{path}: not a readable .npy or .npz file ({error})") from error
