@@ -170,9 +170,9 @@ DOUBLE_BITS = ("__double_as_longlong", "__longlong_as_double")
 
 
 @pytest.mark.parametrize(
-    "ptx_type, arch", [("f16", "sm_80"), ("f16x2", "sm_80"), ("bf16", "sm_90"), ("bf16x2", "sm_90")]
+    "ptx_type, target", [("f16", "sm_80"), ("f16x2", "sm_80"), ("bf16", "sm_90"), ("bf16x2", "sm_90")]
 )
-def test_atomic_addition_of_halves(ptx_type, arch):
+def test_atomic_addition_of_halves(ptx_type, target):
     """Small integers, so that the sums are exact in any order; packed types add both halves."""
     c_type, letter = ("unsigned", "r") if ptx_type.endswith("x2") else ("unsigned short", "h")
     source = f"""
@@ -185,7 +185,7 @@ def test_atomic_addition_of_halves(ptx_type, arch):
     shape = (48, 2) if ptx_type.endswith("x2") else (48, 1)
     x = np.random.default_rng(4).integers(-9, 10, shape).astype(dtype)
     sums = np.zeros((4, shape[1]), dtype)
-    launch(source, 1, 48, sums, x, arch=arch)
+    launch(source, 1, 48, sums, x, arch=target)
     expected = x.reshape(12, 4, -1).astype(np.float64).sum(0)
     np.testing.assert_array_equal(sums.astype(np.float64), expected)
 

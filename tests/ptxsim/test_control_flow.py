@@ -209,9 +209,9 @@ def test_binary_search_with_divergent_memory(settings):
     np.testing.assert_array_equal(out, np.searchsorted(table, np.arange(192)))
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
-def test_other_architectures(arch):
-    run_per_thread(COLLATZ, collatz, {"arch": arch})
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_other_architectures(target):
+    run_per_thread(COLLATZ, collatz, {"arch": target})
 
 
 INLINE = """

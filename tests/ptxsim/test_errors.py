@@ -96,8 +96,10 @@ def test_launches_outside_the_limits(grid, block):
         call(ARGUMENTS, grid=grid, block=block)
 
 
-@pytest.mark.parametrize("arch, limit", [("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90", 227), ("sm_120", 99)])
-def test_shared_memory_limits(arch, limit):
+@pytest.mark.parametrize(
+    "target, limit", [("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90", 227), ("sm_120", 99)]
+)
+def test_shared_memory_limits(target, limit):
     """Static and dynamic shared memory together may fill what a block of the architecture can have, no more."""
     source = """
     extern __shared__ int dynamic[];
@@ -108,10 +110,10 @@ def test_shared_memory_limits(arch, limit):
       out[threadIdx.x] = fixed[31 - threadIdx.x];
     }"""
     out = poisoned(32, np.int32)
-    launch(source, 1, 32, out, arch=arch, shared_mem=(limit - 1) * 1024)
+    launch(source, 1, 32, out, arch=target, shared_mem=(limit - 1) * 1024)
     assert (out == 1).all()
     with pytest.raises(ValueError, match=r"shared"):
-        launch(source, 1, 32, out, arch=arch, shared_mem=(limit - 1) * 1024 + 4)
+        launch(source, 1, 32, out, arch=target, shared_mem=(limit - 1) * 1024 + 4)
 
 
 def test_compile_errors_carry_the_log():

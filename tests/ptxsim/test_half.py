@@ -62,9 +62,9 @@ def sm80():
 TABLES = {"sm_80": InstructionTable(sm80()), "sm_90": InstructionTable(arithmetic(("f16", "bf16")), arch="sm_90")}
 
 
-@pytest.mark.parametrize("arch, instruction", [(a, i) for a, t in TABLES.items() for i in t], ids=str)
-def test_half_arithmetic(arch, instruction):
-    TABLES[arch].check(instruction)
+@pytest.mark.parametrize("target, instruction", [(a, i) for a, t in TABLES.items() for i in t], ids=str)
+def test_half_arithmetic(target, instruction):
+    TABLES[target].check(instruction)
 
 
 @pytest.mark.parametrize("name", ["add.f16", "mul.f16", "fma.rn.bf16", "max.f16"])

@@ -50,13 +50,13 @@ def test_options_define_macros():
         assert out[0] == value + size * 2017
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
-def test_the_architecture_of_the_settings_is_compiled_for(arch):
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_the_architecture_of_the_settings_is_compiled_for(target):
     source = 'extern "C" __global__ void arch(int* out) { *out = __CUDA_ARCH__; }'
     out = poisoned(1, np.int32)
-    launch(source, 1, 1, out, arch=arch)
-    assert out[0] == 10 * int(arch[3:])
-    assert f".target {arch}" in ptxsim.compile_ptx(source, OPTIONS, arch)
+    launch(source, 1, 1, out, arch=target)
+    assert out[0] == 10 * int(target[3:])
+    assert f".target {target}" in ptxsim.compile_ptx(source, OPTIONS, target)
 
 
 def test_float_code_is_flushed_to_zero_as_cupy_compiles_it():

@@ -65,54 +65,54 @@ def mma_source(k, kind):
     }}"""
 
 
-SHAPES = [(k, kind, arch) for k, kind, arch in ((16, "f16", "sm_80"), (8, "f16", "sm_75"), (16, "bf16", "sm_80"))]
+SHAPES = [(k, kind, target) for k, kind, target in ((16, "f16", "sm_80"), (8, "f16", "sm_75"), (16, "bf16", "sm_80"))]
 SHAPES += [(8, "bf16", "sm_80"), (8, "f16", "sm_80"), (16, "f16", "sm_90"), (16, "bf16", "sm_90")]
-every_shape = pytest.mark.parametrize("k, kind, arch", SHAPES)
+every_shape = pytest.mark.parametrize("k, kind, target", SHAPES)
 
 
-def multiply(a, b, c, k, kind, arch):
+def multiply(a, b, c, k, kind, target):
     """D = A B + C for batches of matrices, one warp each, through fragments packed by the tables above."""
     fragments = [pack(a.astype(DTYPES[kind]), a_position, k // 4), pack(b.astype(DTYPES[kind]), b_position, k // 8)]
     out = poisoned((len(a), 32, 4), np.float32)
     warps = 2 if len(a) % 2 == 0 else 1
     words = [np.ascontiguousarray(f).view(np.uint32) for f in fragments]
     accumulator = pack_accumulator(c)
-    launch(mma_source(k, kind), len(a) // warps, 32 * warps, *words, accumulator, out, arch=arch)
+    launch(mma_source(k, kind), len(a) // warps, 32 * warps, *words, accumulator, out, arch=target)
     return unpack_accumulator(out)
 
 
 @every_shape
-def test_every_element_of_a_and_b_is_where_the_isa_says(k, kind, arch):
+def test_every_element_of_a_and_b_is_where_the_isa_says(k, kind, target):
     """One-hot A against a B of distinct numbers, then one-hot B against such an A."""
     numbers_b = np.arange(1, 8 * k + 1, dtype=np.float32).reshape(k, 8)
     numbers_a = np.arange(1, 16 * k + 1, dtype=np.float32).reshape(16, k)
     zero = np.zeros((16 * k, 16, 8), np.float32)
     one_hot = np.eye(16 * k, dtype=np.float32).reshape(16 * k, 16, k)
     # Integers up to 256 are exact in both formats.
-    out = multiply(one_hot, np.broadcast_to(numbers_b, (16 * k, k, 8)), zero, k, kind, arch)
+    out = multiply(one_hot, np.broadcast_to(numbers_b, (16 * k, k, 8)), zero, k, kind, target)
     np.testing.assert_array_equal(out, one_hot @ numbers_b)
     one_hot = np.eye(8 * k, dtype=np.float32).reshape(8 * k, k, 8)
-    out = multiply(np.broadcast_to(numbers_a, (8 * k, 16, k)), one_hot, zero[: 8 * k], k, kind, arch)
+    out = multiply(np.broadcast_to(numbers_a, (8 * k, 16, k)), one_hot, zero[: 8 * k], k, kind, target)
     np.testing.assert_array_equal(out, numbers_a @ one_hot)
 
 
 @every_shape
-def test_the_accumulator_passes_through(k, kind, arch):
+def test_the_accumulator_passes_through(k, kind, target):
     """With A = 0 the sum is C itself, element by element and bit by bit (a zero's sign apart)."""
     rng = np.random.default_rng(1)
     c = (rng.normal(size=(6, 16, 8)) * 2.0 ** rng.integers(-60, 60, (6, 16, 8))).astype(np.float32)
-    out = multiply(np.zeros((6, 16, k)), np.ones((6, k, 8)), c, k, kind, arch)
+    out = multiply(np.zeros((6, 16, k)), np.ones((6, k, 8)), c, k, kind, target)
     np.testing.assert_array_equal(out, c)
 
 
 @every_shape
 @pytest.mark.parametrize("scale", [0, 6])
-def test_random_products_are_within_the_bound_of_float32_accumulation(k, kind, arch, scale):
+def test_random_products_are_within_the_bound_of_float32_accumulation(k, kind, target, scale):
     rng = np.random.default_rng(2)
     a, b = (rng.normal(size=s) * 2.0 ** rng.integers(-scale, scale + 1, s) for s in ((64, 16, k), (64, k, 8)))
     a, b = (x.astype(DTYPES[kind]).astype(np.float64) for x in (a, b))
     c = rng.normal(size=(64, 16, 8)).astype(np.float32)
-    out = multiply(a, b, c, k, kind, arch)
+    out = multiply(a, b, c, k, kind, target)
     exact = a @ b + c
     sizes = abs(a) @ abs(b) + abs(c)
     # Truncation at 2**-23 of the largest term per summand, and one final rounding.
@@ -164,8 +164,8 @@ def ldmatrix_source(count, transposed):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
-def test_ldmatrix(count, transposed, arch):
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+def test_ldmatrix(count, transposed, target):
     """Lane 8 i + r names row r of matrix i; lanes beyond the matrices name nothing and may hold any address."""
     rng = np.random.default_rng(count)
     halves = rng.permutation(65536)[:2048].astype(np.uint16)
@@ -173,7 +173,7 @@ def test_ldmatrix(count, transposed, arch):
     given = offsets.copy()
     given[:, 8 * count :] = 12345677
     out = poisoned((count, 5, 32), np.uint32)
-    launch(ldmatrix_source(count, transposed), 5, 32, halves.view(np.uint32), given, out, arch=arch)
+    launch(ldmatrix_source(count, transposed), 5, 32, halves.view(np.uint32), given, out, arch=target)
     got = out.view(np.uint16).reshape(count, 5, 32, 2)
     for matrix in range(count):
         for warp in range(5):
