@@ -232,3 +232,17 @@ def test_half_precision_with_the_toolkit_header():
     launch(source, 1, 32, a.view("V4")[0], x, y, total)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(total, expected.astype(np.float32).reshape(32, 2).sum(1))
+
+
+def test_printf(capfd):
+    source = r"""
+    extern "C" int printf(const char*, ...);
+    extern "C" __global__ void talk(const float* x) {
+      if (threadIdx.x % 16 == 3)
+        printf("thread %d of %s: %.3f %5u|%-4x|%lld %c %%\n",
+               threadIdx.x, "block", x[threadIdx.x], 42u, 255, -5LL, 'z');
+    }"""
+    x = normal(32)
+    launch(source, 1, 32, x)
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == sorted(f"thread {t} of block: {x[t]:.3f}    42|ff  |-5 z %" for t in (3, 19))
