@@ -1,5 +1,6 @@
 """What every result must satisfy."""
 
+import ml_dtypes
 import numpy as np
 
 from cupyflash import bounds, reference
@@ -48,3 +49,10 @@ def run_poisoned(backend, problem, **options):
     assert given is out
     assert (layouts.surroundings(out) == before).all(), "memory around out was written"
     return inputs, out, lse
+
+
+def assert_unbiased(out, exact):
+    """Errors of positive results average to nothing: a truncated weight or result is below by 0.7 units."""
+    unit = float(ml_dtypes.finfo(out.dtype).eps) / 2
+    bias = np.mean((out.astype(np.float64) - exact) / (unit * exact))
+    assert abs(bias) < 0.1, f"mean error {bias:+.3f} units"

@@ -245,16 +245,16 @@ def test_lse_is_between_the_maximum_and_the_maximum_plus_log_of_the_count(backen
     assert (lse >= row_max - slack).all() and (lse <= row_max + np.log(len(k)) + slack).all()
 
 
-@pytest.mark.parametrize("simulated", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 @settings(max_examples=10)
 @given(problem=single_heads(dtypes=("float16",)), seed=st.integers(0, 1000))
-def test_the_order_of_warps_does_not_matter(simulated, problem, seed):
+def test_the_order_of_warps_does_not_matter(arch, problem, seed):
     """No warp reads what another has yet to write, or writes what another still reads."""
     problem = replace(problem, seqlen_k=problem.seqlen_k + 128)
     results = []
     for schedule in "lockstep", "random":
         with ptxsim.settings(schedule=schedule, seed=seed):
-            results.append(Simulator().attention(*problem.inputs(), arch=simulated, **problem.options))
+            results.append(Simulator().attention(*problem.inputs(), arch=arch, **problem.options))
     assert_same(*results)
 
 
