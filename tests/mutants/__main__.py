@@ -1,0 +1,51 @@
+"""``python -m tests.mutants``: make every mutant, run the battery on each, list those that it does not catch."""
+
+import argparse
+import collections
+import os
+import re
+import sys
+from pathlib import Path
+
+from tests.mutants import equivalent, generate
+from tests.mutants.judge import CAUGHT, EQUIVALENT, NOT_COMPILED, SURVIVED, UNCHANGED
+from tests.mutants.workers import run_all
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="worker processes (default: one per core)")
+    parser.add_argument("--only", metavar="PATTERN", help="mutants whose description contains this regular expression")
+    parser.add_argument("--list", action="store_true", help="print the mutants instead of running them")
+    parser.add_argument("--log", type=Path, help="write one line for each mutant to this file")
+    arguments = parser.parse_args()
+
+    mutants = [m for m in generate.mutants() if not arguments.only or re.search(arguments.only, f"{m.kind}: {m}")]
+    if arguments.list:
+        print("\n".join(f"{m.kind}: {m}" for m in mutants))
+        return 0
+    print(f"{len(mutants)} mutants", flush=True)
+    outcomes = run_all(mutants, arguments.jobs, arguments.log)
+    outcomes = [
+        (m, EQUIVALENT if outcome == SURVIVED and equivalent.reason(m) else outcome, why)
+        for m, outcome, why in outcomes
+    ]
+    print_table(outcomes)
+    survivors = [m for m, outcome in outcomes if outcome == SURVIVED]
+    for m in survivors:
+        print(f"SURVIVED {m.kind}: {m}")
+    return 1 if survivors else 0
+
+
+def print_table(outcomes):
+    kinds = sorted({m.kind for m, _ in outcomes})
+    columns = [CAUGHT, EQUIVALENT, SURVIVED, UNCHANGED, NOT_COMPILED]
+    counts = collections.Counter((m.kind, outcome) for m, outcome in outcomes)
+    print(f"{'':12}" + "".join(f"{column:>14}" for column in columns))
+    for kind in kinds:
+        print(f"{kind:12}" + "".join(f"{counts[kind, column]:14}" for column in columns))
+    print(f"{'all':12}" + "".join(f"{sum(counts[kind, c] for kind in kinds):14}" for c in columns))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Small problems that between them exercise every path of the forward kernel, and how each result is judged.
+
+Every judgement here is also a test of the suite, with drawn problems.
+"""
+
+import functools
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cupyflash import _config, _launch, _source, attention, ptxsim
+from cupyflash._problem import attention_problem
+from tests import checks, strategies, work
+from tests.backends import Simulator
+from tests.strategies import Problem
+
+SIMULATOR = Simulator()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, where it runs, and what is asked of the result."""
+
+    judge: Callable[["Case"], None]
+    problem: Problem
+    arch: str = "sm_80"
+
+    def ptx(self) -> tuple[str, ...]:
+        """What the problem's kernels compile to, without what debuggers read."""
+        return tuple(_ptx(_source.render(file, dict(defines)), self.arch) for file, defines in _specialisations(self))
+
+
+@functools.cache
+def _specialisations(case: Case) -> list[tuple[str, tuple]]:
+    problem = attention_problem(*case.problem.inputs(), **case.problem.options)
+    configs = [_config.flash_fwd(problem, case.arch), _config.strided_copy((1,), problem.dtype)]
+    return [(config.file, tuple(config.defines.items())) for config in configs]
+
+
+@functools.lru_cache(maxsize=50)
+def _ptx(source: str, arch: str) -> str:
+    ptx = ptxsim.compile_ptx(source, _launch.OPTIONS, arch=arch).partition(".section")[0]
+    return "\n".join(line for line in ptx.splitlines() if not line.lstrip().startswith((".loc", ".file", "//", "}")))
+
+
+def within_bounds(case: Case) -> None:
+    inputs, out, lse = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
+    checks.assert_within_bounds(case.problem, inputs, out, lse)
+
+
+def in_any_order(case: Case) -> None:
+    """Within bounds, and the same bits whatever the order of warps and the time when copies land."""
+    within_bounds(case)
+    _, out, lse = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
+    for seed in range(3):
+        with ptxsim.settings(schedule="random", seed=seed):
+            _, again, lse_again = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
+        checks.assert_same_bits(again, out)
+        checks.assert_same_bits(lse_again, lse)
+
+
+def without_influence(case: Case) -> None:
+    """Non-finite values, each behind the mask of some queries, change the other rows only."""
+    q, k, v = case.problem.inputs()
+    out, lse = SIMULATOR.attention(q, k, v, arch=case.arch, **case.problem.options)
+    shift = k.shape[-2] - q.shape[-2] if case.problem.align == "bottom-right" else 0
+    for column, key, value in (0, -1, np.nan), (1, -3, np.inf), (q.shape[-1] - 1, -40, -np.inf), (3, -130, np.nan):
+        for operand in k, v:
+            spoilt = operand.copy()
+            spoilt[..., key, column % operand.shape[-1]] = value
+            inputs = (q, spoilt, v) if operand is k else (q, k, spoilt)
+            unseen = np.arange(q.shape[-2]) + shift < k.shape[-2] + key
+            again, lse_again = SIMULATOR.attention(*inputs, arch=case.arch, **case.problem.options)
+            checks.assert_same_bits(again[..., unseen, :], out[..., unseen, :])
+            checks.assert_same_bits(lse_again[..., unseen], lse[..., unseen])
+            checks.assert_within_bounds(case.problem, inputs, again, lse_again)
+            if operand is v and key == -1:
+                with ptxsim.settings(schedule="random", seed=1):
+                    in_random_order, _ = SIMULATOR.attention(*inputs, arch=case.arch, **case.problem.options)
+                checks.assert_same_bits(in_random_order, again)
+            if operand is v:  # the other columns do not depend on it
+                other = np.arange(v.shape[-1]) != column % v.shape[-1]
+                checks.assert_same_bits(again[..., other], out[..., other])
+
+
+def unbiased(case: Case) -> None:
+    inputs, out, lse = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
+    exact, _ = checks.assert_within_bounds(case.problem, inputs, out, lse)
+    checks.assert_unbiased(out, exact)
+
+
+def no_more_work(case: Case) -> None:
+    """Bytes, tensor core operations, bank conflicts and barriers are as the algorithm says."""
+    inputs, out = case.problem.inputs(), case.problem.empty_out()
+    with ptxsim.settings(arch=case.arch), ptxsim.profile() as profile:
+        attention(*inputs, out=out, return_lse=True, **case.problem.options)
+    (kernel,) = profile.kernels
+    problem = attention_problem(*inputs, **case.problem.options)
+    counted = work.Work(kernel.mma_flops, kernel.global_load_bytes, kernel.global_store_bytes)
+    assert counted == work.flash_fwd(problem, case.arch)
+    assert kernel.shared_wavefronts == kernel.shared_ideal_wavefronts
+    assert 32 * kernel.global_load_sectors == kernel.global_load_bytes
+
+
+def stores_after_a_warp_barrier(case: Case) -> None:
+    """The lanes of a simulated warp never drift apart: that they are waited for is read in the PTX."""
+    flash_fwd, _ = case.ptx()
+    epilogue = flash_fwd[flash_fwd.rindex("st.shared") :]
+    assert "bar.warp.sync" in epilogue[: epilogue.index("ld.shared")]
+
+
+def fewest_masks(case: Case) -> None:
+    """One more key than whole tiles costs a tile and its mask; all whole tiles but the first cost the same."""
+    block_n = _config.flash_fwd_tile(case.problem.head_dim, case.problem.head_dim_v, case.arch).block_n
+    counts = []
+    for seqlen_k in block_n, 2 * block_n - 1, 2 * block_n, 3 * block_n - 1, 3 * block_n:
+        problem = replace(case.problem, seqlen_k=seqlen_k)
+        with ptxsim.settings(arch=case.arch), ptxsim.profile() as profile:
+            attention(*problem.inputs(), **problem.options)
+        counts.append(sum(profile.kernels[0].instructions.values()))
+    one, two_less, two, three_less, three = counts
+    assert three - two == two - one and three_less - three == two_less - two > 0
+
+
+def far_apart(case: Case) -> None:
+    """Rows, heads and results that lie more than 2**31 elements from each other."""
+    problem = case.problem
+    near = problem.inputs()
+    expected = SIMULATOR.attention(*near, **problem.options)
+    far = [spread_out(x) for x in near]
+    out = spread_out(expected[0])
+    out[...] = np.nan
+    results = SIMULATOR.attention(*far, out=out, **problem.options)
+    for result, value in zip(results, expected, strict=True):
+        checks.assert_same_bits(np.array(result), value)
+
+
+def spread_out(array):
+    """The same values at strides of more than 2**31 elements, in address space that is mostly never touched."""
+    *shape, columns = array.shape
+    step = 2**31 // 8 * 8 + 64
+    strides = [step * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    size = (step * int(np.prod(shape)) + columns) * array.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+    flat = np.frombuffer(memory, array.dtype)
+    spread = np.lib.stride_tricks.as_strided(
+        flat, array.shape, [n * array.itemsize for n in (*strides, 1)], writeable=True
+    )
+    spread[...] = array
+    return spread
+
+
+CAUSAL = {"causal": True, "align": "bottom-right"}
+TOP_LEFT = {"causal": True, "align": "top-left"}
+#: Cheap ones first: most mutants are caught by those.
+CASES = [
+    Case(within_bounds, Problem("float16", (), (), (), 150, 333, 16, 13, **CAUSAL, values="rising")),
+    Case(within_bounds, Problem("float16", (), (), (), 40, 400, 16, 16, values="normal", seed=1)),
+    Case(
+        within_bounds,
+        Problem("float16", (2, 6), (1, 3), (2, 3), 33, 70, 11, 16, views=("rows before heads",) * 4, seed=2),
+    ),
+    Case(within_bounds, Problem("float16", (), (), (), 300, 130, 16, 16, **CAUSAL, values="one sign", seed=3)),
+    Case(within_bounds, Problem("float16", (), (), (), 200, 70, 16, 16, **TOP_LEFT, values="peaked", seed=3)),
+    Case(within_bounds, Problem("float16", (), (), (), 20, 0, 16, 16)),
+    Case(within_bounds, Problem("float16", (), (), (), 1, 1, 16, 16)),
+    Case(stores_after_a_warp_barrier, Problem("float16", (), (), (), 1, 1, 16, 16)),
+    Case(within_bounds, Problem("float16", (), (), (), 17, 129, 16, 16, values="subnormal")),
+    Case(within_bounds, Problem("float16", (), (), (), 17, 300, 16, 16, values="underflowing weights")),
+    Case(no_more_work, Problem("float16", (2,), (2,), (2,), 140, 290, 16, 16)),
+    Case(no_more_work, Problem("float16", (), (), (), 300, 30, 16, 16, **CAUSAL)),
+    Case(no_more_work, Problem("float16", (2,), (2,), (2,), 300, 290, 64, 48, **TOP_LEFT)),
+    Case(fewest_masks, Problem("float16", head_dim=16, head_dim_v=16, softmax_scale=1e-37)),
+    Case(fewest_masks, Problem("float16", head_dim=16, head_dim_v=16, softmax_scale=1e-37, **CAUSAL)),
+    Case(
+        within_bounds,
+        Problem("float16", (2, 1, 2), (2, 3, 1), (3, 2), 40, 150, 64, 48, views=("wide rows",) * 4, seed=4),
+    ),
+    Case(in_any_order, Problem("float16", (), (), (), 150, 333, 16, 13, **CAUSAL, values="rising")),
+    Case(in_any_order, Problem("float16", (), (), (), 300, 30, 16, 16, **CAUSAL)),
+    Case(in_any_order, Problem("float16", (), (), (), 40, 400, 64, 48, values="normal", seed=1)),
+    Case(
+        within_bounds,
+        Problem("float16", (2,), (2,), (2,), 70, 270, 57, 43, **CAUSAL, views=("reversed axes",) * 4, seed=5),
+    ),
+    Case(without_influence, Problem("float16", (), (), (), 150, 200, 64, 40, **CAUSAL, seed=6)),
+    Case(without_influence, Problem("bfloat16", (), (), (), 150, 200, 64, 40, **CAUSAL, seed=6)),
+    Case(unbiased, Problem("float16", (), (), (), 128, 128, 64, 64, values="one sign", seed=7)),
+    Case(unbiased, Problem("bfloat16", (), (), (), 128, 128, 64, 64, values="one sign", seed=7)),
+    Case(unbiased, Problem("float16", (), (), (), 128, 128, 64, 64, values="one sign", seed=7), "sm_75"),
+    Case(in_any_order, Problem("float16", (), (), (), 70, 200, 64, 64, **CAUSAL, values="rising"), "sm_75"),
+    Case(no_more_work, Problem("float16", (), (), (), 140, 290, 64, 64), "sm_75"),
+    Case(within_bounds, Problem("float16", (), (), (), 40, 200, 64, 64, softmax_scale=-0.3, values="rising", seed=8)),
+    Case(within_bounds, Problem("float16", (), (), (), 40, 200, 64, 64, softmax_scale=0.0, seed=8, **CAUSAL)),
+    Case(far_apart, Problem("float16", (2,), (2,), (2,), 2, 2, 16, 16, seed=9)),
+    Case(far_apart, Problem("float16", (2,), (2,), (2,), 2, 2, 15, 15, seed=9)),
+    Case(in_any_order, Problem("bfloat16", (), (), (), 40, 200, 80, 96, seed=10)),
+    Case(no_more_work, Problem("float16", (), (), (), 140, 290, 128, 128)),
+    Case(in_any_order, Problem("float16", (), (), (), 130, 150, 144, 32, **CAUSAL, seed=11)),
+    Case(no_more_work, Problem("float16", (), (), (), 140, 90, 256, 256, **CAUSAL)),
+    Case(within_bounds, Problem("float16", (), (), (), 140, 90, 250, 203, seed=12)),
+    Case(within_bounds, Problem("float16", (), (), (), 70, 90, 250, 203, **CAUSAL, seed=13), "sm_75"),
+    Case(without_influence, Problem("float16", (), (), (), 150, 200, 144, 203, **CAUSAL, seed=14)),
+]
+assert all(case.problem.values in (*strategies.FAMILIES, "integers") for case in CASES)
+
+
+def first_failure(original_ptx, tick: Callable[[], None] = lambda: None) -> str | None:
+    """What catches the kernels as they are now; ``original_ptx`` holds each case's PTX without the fault.
+
+    ``tick`` is called before each case.
+
+    Raises CompileError where they do not compile, and Unchanged where no case's PTX differs.
+    """
+    unchanged = True
+    for number, case in enumerate(CASES):
+        tick()
+        if case.ptx() == original_ptx[case]:
+            continue
+        unchanged = False
+        try:
+            case.judge(case)
+        except Exception as error:  # of any kind: wrong results, faults in memory, deadlocks
+            return f"{number} {case.judge.__name__}, {type(error).__name__}: {str(error).splitlines()[:1]}"
+    if unchanged:
+        raise Unchanged
+    return None
+
+
+class Unchanged(Exception):
+    """The PTX of every case is what it was."""
