@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .parse import Address, Function, Instruction, Memory, Not, Pair, Register
+from .syntax import Address, Function, Instruction, Memory, Not, Pair, Register
 
 POLLING = {"atom", "nanosleep"}
 POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio"}

@@ -7,6 +7,11 @@ from .errors import MemoryFault, SimulationError
 WARP = 32
 
 
+def both(m, g):
+    """The lanes of a mask that may be None, for all, and of a predicate."""
+    return g if m is None else m & g
+
+
 class NotConverged(Exception):
     """A warp instruction names lanes that are not here yet. It is the first of its block, so the group can wait."""
 

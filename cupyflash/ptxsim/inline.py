@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .parse import Address, Function, Instruction, Label, Memory, Not, Pair, Register, Variable
+from .syntax import Address, Function, Instruction, Label, Memory, Not, Pair, Register, Variable
 
 
 def inline_calls(function: Function, functions: dict) -> Function:

@@ -3,7 +3,7 @@
 A lowering is `f(t, i, types)`: t the BlockTranslator, i the Instruction, types its type suffixes.
 """
 
-from .parse import SINK, Pair
+from .syntax import SINK, Pair
 
 _UFUNC = {
     "add": "np_add",

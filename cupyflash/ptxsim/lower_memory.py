@@ -1,7 +1,7 @@
 """How loads, stores, atomics, address conversions and cp.async are written in NumPy."""
 
 from .lower_integer import seen
-from .parse import SINK, Register, Variable
+from .syntax import SINK, Register, Variable
 
 _SPACES = {
     "global": "x.global_",

@@ -1,6 +1,6 @@
 """How instructions that act across a warp are written in NumPy: shuffles, votes, tensor cores."""
 
-from .parse import SINK, Pair
+from .syntax import SINK, Pair
 
 
 def shuffle(t, i, types):

@@ -1,7 +1,23 @@
 """PTX text to kernels: instructions, registers resolved through lexical scopes, variables, source lines."""
 
-import dataclasses
 import re
+
+from .syntax import (
+    SINK,
+    SIZES,
+    Address,
+    Function,
+    Instruction,
+    Label,
+    Literal,
+    Memory,
+    Module,
+    Not,
+    Pair,
+    Register,
+    Special,
+    Variable,
+)
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|//[^\n]*)
@@ -14,137 +30,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-SIZES = {
-    "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8,
-}  # fmt: skip
-_SPECIALS = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|\w+)$|WARP_SZ$")
-
 
 class ParseError(ValueError):
     """The text is not PTX that this parser knows."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Register:
-    """A virtual register of one function: its position among all of them, its name and type."""
-
-    index: int
-    name: str
-    type: str
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Variable:
-    """A named piece of memory. `offset` is its place in its state space, filled in by layout."""
-
-    name: str
-    space: str
-    size: int
-    align: int
-    type: str = "b8"
-    data: bytes | None = None
-    offset: int = 0
-    extern: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Address:
-    """`base + offset`, base a Register, a Variable or None."""
-
-    base: object
-    offset: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Memory:
-    """A memory operand `[address]`."""
-
-    address: Address
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Literal:
-    """A number: an int, or a float given by its bits (`kind` f32 / f64) or as text (`kind` float)."""
-
-    value: int | float
-    kind: str = "int"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Special:
-    """A read-only register of the machine, such as %tid.x."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Label:
-    """A name that is no variable: a branch target, a table of them, or a function."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pair:
-    """`value|predicate`: two results."""
-
-    value: object
-    predicate: object
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Not:
-    """`!p`: a negated predicate."""
-
-    register: Register
-
-
-SINK = Special("_")
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Instruction:
-    """One PTX instruction. Operands: the classes above, and tuples for `{a, b}` and `(a, b)`."""
-
-    opcode: str
-    modifiers: tuple
-    operands: tuple
-    guard: object  # Register, Not or None
-    line: int  # in the PTX text
-    source: tuple | None  # (file, line) in CUDA C++
-
-    def __str__(self):
-        return ".".join((self.opcode, *self.modifiers))
-
-    @property
-    def where(self):
-        """`file:line` of the CUDA source where known, else the line of the PTX text."""
-        return f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.line}"
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Function:
-    """A kernel (`.entry`): parameters, registers, the variables it declares, and its code."""
-
-    name: str
-    parameters: list
-    entry: bool = True
-    registers: list = dataclasses.field(default_factory=list)
-    variables: list = dataclasses.field(default_factory=list)
-    code: list = dataclasses.field(default_factory=list)
-    labels: dict = dataclasses.field(default_factory=dict)  # name -> position in code
-    tables: dict = dataclasses.field(default_factory=dict)  # .branchtargets
-    attributes: dict = dataclasses.field(default_factory=dict)  # .maxntid ...
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Module:
-    """A PTX file."""
-
-    functions: dict = dataclasses.field(default_factory=dict)
-    variables: dict = dataclasses.field(default_factory=dict)
-    target: str = ""
 
 
 def parse(text: str) -> Module:

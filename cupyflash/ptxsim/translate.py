@@ -8,14 +8,14 @@ first of their results is needed.
 
 import numpy as np
 
-from . import async_copy, exact, integer, memory, numerics, printf, tensor_core, warp
+from . import exact, group, integer, memory, numerics, printf, tensor_core, warp
 from .flow import bits, results, sources
 from .isa import types_of
 from .lower_float import FLOAT
 from .lower_integer import INTEGER
 from .lower_memory import MEMORY
 from .lower_warp import WARP
-from .parse import SINK, Address, Literal, Not, Register, Special, Variable
+from .syntax import SINK, Address, Literal, Not, Register, Special, Variable
 
 # How a register of a PTX type is kept.
 KEPT = {
@@ -29,24 +29,11 @@ SEEN = {**KEPT, "s8": "i1", "s16": "i2", "s32": "i4", "s64": "i8", "tf32": "u4"}
 LOWERING = {**FLOAT, **INTEGER, **MEMORY, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 
-NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not, "logical_and": np.logical_and}
-for _module in (exact, integer, numerics, memory, async_copy, printf, tensor_core, warp):
-    NAMESPACE |= {name: value for name, value in vars(_module).items() if callable(value) and not name.startswith("_")}
-_UFUNCS = (
-    "add subtract multiply divide negative absolute sqrt bitwise_and bitwise_or bitwise_xor invert minimum maximum"
-)
-for _name in _UFUNCS.split():
-    NAMESPACE[f"np_{_name}"] = getattr(np, _name)
-
-
-def both(m, g):
-    """The lanes of two masks, either of which may be None."""
-    return g if m is None else m & g
-
-
-NAMESPACE["both"] = both
-for _name in ("WINDOW_SHIFT", "SHARED_WINDOW", "LOCAL_WINDOW", "PARAM_WINDOW", "CONST_WINDOW"):
-    NAMESPACE[_name] = getattr(memory, _name)
+# What translated code may name: every public function and constant of these modules, and NumPy's ufuncs as np_*.
+_RUNTIME = (exact, integer, numerics, memory, group, printf, tensor_core, warp)
+NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not}
+NAMESPACE |= {f"np_{name}": value for name, value in vars(np).items() if isinstance(value, np.ufunc)}
+NAMESPACE |= {name: value for module in _RUNTIME for name, value in vars(module).items() if not name.startswith("_")}
 
 
 class Constants:
