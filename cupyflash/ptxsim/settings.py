@@ -32,7 +32,7 @@ class Settings:
     arch
         The GPU to imitate: picks ``__CUDA_ARCH__`` and the shared-memory limit.
     mma
-        Arithmetic of tensor cores: ``"fp32"`` multiplies fragments as float32 matrices.
+        Arithmetic of tensor cores: ``"fp32"`` rounds to float32 at the end of a chain of accumulations.
     schedule
         ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
         random order, from barrier to barrier, so that a missing barrier shows in the results.

@@ -1,4 +1,8 @@
-"""Tensor-core instructions: ldmatrix and relatives, and mma.sync as float32 matrix products.
+"""Tensor-core instructions: ldmatrix and relatives, and mma.sync as matrix products.
+
+The products of 16-bit numbers and nearly all their sums are exact in float64, so that an element does
+not depend on its place in the matrix, as it does with a float32 product of the BLAS; it is rounded to
+float32 at the end of a chain of accumulations.
 
 Lane l of a warp has g = l >> 2 and t = l & 3. A fragment register of 8 rows holds row g, columns
 2t and 2t + 1, so an array over lanes is, reshaped, a stack of 8 x 4 matrices of pairs.
@@ -7,7 +11,7 @@ Lane l of a warp has g = l >> 2 and t = l & 3. A fragment register of 8 rows hol
 import numpy as np
 
 from .memory import SHARED_WINDOW, WINDOW_SHIFT
-from .numerics import bf16_to_f32, f16_to_f32
+from .numerics import bf16_to_f32, canonical, f16_to_f32
 
 WARP = 32
 _DECODE = {"f16": f16_to_f32, "bf16": bf16_to_f32}
@@ -89,12 +93,16 @@ def mma(x, m, type_, a, b, c, ins):
         for at, register in enumerate(r for step in steps for r in step):
             right[:, j, :, at] = _fragment(x, register)
     decode = _DECODE[type_]
-    left = decode(left.view(np.uint16)).reshape(warps, rows * 16, slices * 8)
-    right = decode(right.view(np.uint16)).reshape(warps, columns * 8, slices * 8)
+    left = decode(left.view(np.uint16)).astype(np.float64).reshape(warps, rows * 16, slices * 8)
+    right = decode(right.view(np.uint16)).astype(np.float64).reshape(warps, columns * 8, slices * 8)
     product = np.matmul(left, right.swapaxes(1, 2)).reshape(warps, rows, 2, 8, columns, 4, 2)
-    results = np.ascontiguousarray(product.transpose(1, 4, 2, 6, 0, 3, 5)).reshape(rows * columns * 4, -1)
+    results = product.transpose(1, 4, 2, 6, 0, 3, 5)
     addends = [register for row in c for tile in row for register in tile]
-    return [r if z.size == 1 and z[0] == 0 else np.add(r, z) for r, z in zip(results, addends, strict=True)]
+    if any(z.size > 1 or z[0] != 0 for z in addends):
+        results = results.reshape(rows * columns * 4, -1)
+        for r, z in zip(results, addends, strict=True):
+            r += z
+    return list(canonical(results.astype(np.float32, order="C").reshape(rows * columns * 4, -1)))
 
 
 def _fragment(x, register):
