@@ -14,6 +14,7 @@ from .memory import SHARED_WINDOW, WINDOW_SHIFT
 from .numerics import bf16_to_f32, canonical, f16_to_f32
 
 WARP = 32
+_SERIAL_SIZE = 1 << 18  # rows * columns * inner dimension
 _DECODE = {"f16": f16_to_f32, "bf16": bf16_to_f32}
 
 
@@ -95,7 +96,7 @@ def mma(x, m, type_, a, b, c, ins):
     decode = _DECODE[type_]
     left = decode(left.view(np.uint16)).astype(np.float64).reshape(warps, rows * 16, slices * 8)
     right = decode(right.view(np.uint16)).astype(np.float64).reshape(warps, columns * 8, slices * 8)
-    product = np.matmul(left, right.swapaxes(1, 2)).reshape(warps, rows, 2, 8, columns, 4, 2)
+    product = _product(left, right.swapaxes(1, 2)).reshape(warps, rows, 2, 8, columns, 4, 2)
     results = product.transpose(1, 4, 2, 6, 0, 3, 5)
     addends = [register for row in c for tile in row for register in tile]
     if any(z.size > 1 or z[0] != 0 for z in addends):
@@ -103,6 +104,13 @@ def mma(x, m, type_, a, b, c, ins):
         for r, z in zip(results, addends, strict=True):
             r += z
     return list(canonical(results.astype(np.float32, order="C").reshape(rows * columns * 4, -1)))
+
+
+def _product(left, right):
+    """A stack of matrix products, each small enough that OpenBLAS does not wake its threads for it."""
+    width = max(8, _SERIAL_SIZE // (left.shape[1] * left.shape[2]) // 8 * 8)
+    parts = [np.matmul(left, right[:, :, at : at + width]) for at in range(0, right.shape[2], width)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
 
 
 def _fragment(x, register):
