@@ -12,6 +12,7 @@ from cupyflash import ptxsim
 class Simulator:
     """NumPy arrays in the simulator."""
 
+    simulated = True
     architectures = ("sm_75", "sm_80", "sm_90")
 
     def attention(self, q, k, v, *, arch="sm_80", out=None, **options):
@@ -22,6 +23,8 @@ class Simulator:
 
 class Gpu:
     """CuPy arrays with the strides and alignment of the NumPy arrays, on the first GPU."""
+
+    simulated = False
 
     def __init__(self):
         import cupy

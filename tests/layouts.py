@@ -1,6 +1,7 @@
 """Ways an array can lie in memory, each surrounded by NaNs that no kernel may read or overwrite."""
 
 import math
+import mmap
 
 import numpy as np
 
@@ -132,3 +133,18 @@ def surroundings(array):
     own[offsets.ravel()] = True
     bits[own] = 0
     return bits
+
+
+def spread_out(array):
+    """The same values at strides of more than 2**31 elements, in address space that is mostly never touched."""
+    *shape, columns = array.shape
+    step = 2**31 + 64
+    strides = [step * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    size = (step * math.prod(shape) + columns) * array.itemsize
+    no_reserve = 0x4000  # MAP_NORESERVE: pages that are not touched need no memory
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    spread = np.lib.stride_tricks.as_strided(
+        np.frombuffer(memory, array.dtype), array.shape, [n * array.itemsize for n in (*strides, 1)]
+    )
+    spread[...] = array
+    return spread

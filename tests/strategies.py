@@ -18,6 +18,7 @@ FAMILIES = [
     "offset",
     "duplicates",
     "subnormal",
+    "rising to tiny values",
     "one sign",
     "rising",
     "cancelling",
@@ -105,8 +106,10 @@ def family(name, rng, shapes, dtype):
         k = k * 20 * float(ml_dtypes.finfo(dtype).smallest_subnormal)
     elif name == "one sign":
         v = np.abs(v) + 0.5
-    elif name == "rising":  # every tile has a new maximum
+    elif name.startswith("rising"):  # every tile has a new maximum
         q, k = np.abs(q), np.abs(k) * (0.1 + key_idx * 3 / max(seqlen_k, 1))
+        if name == "rising to tiny values":
+            v = v * 20 * float(ml_dtypes.finfo(dtype).smallest_subnormal)
     elif name == "cancelling":
         sign = np.where(key_idx % 2, -1, 1)
         k, v = k[..., key_idx[:, 0] // 2, :], sign * v[..., key_idx[:, 0] // 2, :]

@@ -83,6 +83,17 @@ def _matrix(array, index, group=1):
 
 
 @few
+@given(problem=single_heads(families=("normal", "rising", "rising to tiny values")), factor=st.sampled_from([0, -1, 3]))
+def test_queries_do_not_depend_on_each_other(backend, problem, factor):
+    """Nor on whether other rows of the tile are rescaled, be their own sums subnormal."""
+    q, k, v = problem.inputs()
+    out, lse = backend.attention(q, k, v, **problem.options)
+    q[1::2] *= q.dtype.type(factor)
+    changed, changed_lse = backend.attention(q, k, v, **problem.options)
+    assert_same((changed[::2], changed_lse[::2]), (out[::2], lse[::2]))
+
+
+@few
 @given(problem=single_heads(families=("integers",)), order=st.randoms(use_true_random=False))
 def test_permutations_where_sums_are_exact(backend, problem, order):
     """Of queries, keys, columns of v, and columns of q and k: the tensor cores may add in any order."""

@@ -1,9 +1,9 @@
 """What a launch of the forward kernel has to do, from the algorithm: to be compared with what the simulator counts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cupyflash import _config
-from cupyflash._problem import Problem
+from cupyflash import _config, attention, ptxsim
+from cupyflash._problem import Problem, attention_problem
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class Work:
     mma_flops: int
     global_load_bytes: int
     global_store_bytes: int
+    barriers: int
 
 
 def flash_fwd(problem: Problem, arch: str) -> Work:
@@ -22,12 +23,13 @@ def flash_fwd(problem: Problem, arch: str) -> Work:
     """
     config = _config.flash_fwd(problem, arch)
     block_m, block_n = config.defines["BLOCK_M"], config.defines["BLOCK_N"]
-    key_tiles = loaded_keys = 0
-    for first_query in range(0, problem.seqlen_q, block_m):
+    blocks = range(0, problem.seqlen_q, block_m)
+    key_tiles = masked_tiles = loaded_keys = 0
+    for first_query in blocks:
         last_query = min(first_query + block_m, problem.seqlen_q) - 1
-        seen = last_query + problem.causal_shift + 1 if problem.causal else problem.seqlen_k
-        tiles = _config.ceil_div(min(max(seen, 0), problem.seqlen_k), block_n)
+        tiles = _config.ceil_div(_seen(problem, last_query), block_n)
         key_tiles += tiles
+        masked_tiles += tiles - _seen(problem, first_query) // block_n
         loaded_keys += min(tiles * block_n, problem.seqlen_k)
     padded = config.defines["HEAD_DIM"] + config.defines["HEAD_DIM_V"]
     row_bytes = 2 * (problem.head_dim + problem.head_dim_v)
@@ -36,4 +38,57 @@ def flash_fwd(problem: Problem, arch: str) -> Work:
         mma_flops=problem.num_batches * key_tiles * 2 * block_m * block_n * padded,
         global_load_bytes=problem.num_batches * loaded_keys * row_bytes + 2 * queries * problem.head_dim,
         global_store_bytes=queries * (2 * problem.head_dim_v + 4),
+        # Before a value tile is loaded, before it is used, in causally masked tiles to ask for values that are not
+        # finite, and before the result takes the place of the queries.
+        barriers=problem.num_batches * (2 * key_tiles + problem.causal * masked_tiles + len(blocks)),
     )
+
+
+def _seen(problem: Problem, query: int) -> int:
+    """How many keys the query sees."""
+    seen = query + problem.causal_shift + 1 if problem.causal else problem.seqlen_k
+    return min(max(seen, 0), problem.seqlen_k)
+
+
+def assert_least(case, arch: str) -> None:
+    """Work as the algorithm says, and every access coalesced and without bank conflicts."""
+    inputs, kernel = counted(case, arch)
+    found = Work(kernel.mma_flops, kernel.global_load_bytes, kernel.global_store_bytes, kernel.barriers)
+    assert found == flash_fwd(attention_problem(*inputs, **case.options), arch)
+    assert kernel.shared_wavefronts == kernel.shared_ideal_wavefronts
+    if case.head_dim % 16 == case.head_dim_v % 16 == 0:
+        assert 32 * kernel.global_load_sectors == kernel.global_load_bytes
+
+
+def assert_fewest_masks(case, arch: str) -> None:
+    """Whole tiles all cost the same, and a tile that lacks a key costs a mask, which is work on each of its scores.
+
+    The case has one query, and scores so close that nothing is rescaled.
+    """
+    tile = _config.flash_fwd_tile(case.head_dim, case.head_dim_v, arch)
+    lengths = [n * tile.block_n - missing for n, missing in ((1, 0), (2, 0), (3, 0), (2, 1), (3, 1))]
+    one, two, three, two_less, three_less = (_instructions(replace(case, seqlen_k=n), arch) for n in lengths)
+    assert three - two == two - one
+    assert three_less - three == two_less - two >= tile.block_m * tile.block_n // 32
+
+
+def assert_fewest_rescales(case, arch: str) -> None:
+    """Accumulators are multiplied where a maximum moved, and only there."""
+    tile = _config.flash_fwd_tile(case.head_dim, case.head_dim_v, arch)
+    case = replace(case, seqlen_q=tile.block_m, seqlen_k=3 * tile.block_n)
+    moving = _instructions(replace(case, values="rising"), arch)
+    resting = _instructions(replace(case, softmax_scale=1e-37), arch)
+    assert moving - resting >= 2 * tile.block_m * case.head_dim_v // 32
+
+
+def _instructions(case, arch: str) -> int:
+    return sum(counted(case, arch)[1].instructions.values())
+
+
+def counted(case, arch: str):
+    """The case's inputs, and what the simulator counted for them."""
+    inputs, out = case.inputs(), case.empty_out()
+    with ptxsim.settings(arch=arch), ptxsim.profile() as profile:
+        attention(*inputs, out=out, return_lse=True, **case.options)
+    (kernel,) = profile.kernels
+    return inputs, kernel

@@ -1,0 +1,140 @@
+"""The mutants that every run of the tests judges: one of each kind of fault, by the text that it changes."""
+
+from dataclasses import dataclass
+
+import kernels_cu
+from tests.mutants.generate import Mutant
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, the one place of a file where it is planted, and what stands there then."""
+
+    what: str
+    file: str
+    right: str
+    wrong: str
+
+    def mutant(self) -> Mutant:
+        """Raises ValueError where the source no longer has the text, or has it more than once."""
+        text = kernels_cu.source(self.file)
+        if text.count(self.right) != 1:
+            raise ValueError(f"{self.file}: {text.count(self.right)} places read {self.right!r}, expected one")
+        return Mutant("fixed", self.file, text.index(self.right), self.right, self.wrong)
+
+
+FAULTS = [
+    Fault(
+        "accumulators keep the scale of the last maximum",
+        "softmax.cuh",
+        "alpha[m][half] = ex2_approx(old_max - max_scaled[m][half]);",
+        "alpha[m][half] = 1.0f;",
+    ),
+    Fault("the sum is not rescaled", "flash_fwd.cu", "softmax.row_sum[m][half] *= alpha[m][half];", ""),
+    Fault(
+        "one accumulator is not rescaled",
+        "flash_fwd.cu",
+        "acc[m][d][2 * half + 1] = mul_rn(acc[m][d][2 * half + 1], alpha[m][half]);",
+        "",
+    ),
+    Fault(
+        "rescaling flushes subnormals",
+        "ptx.cuh",
+        '"mul.rn.f32 %0, %1, %2;"',
+        '"mul.rn.ftz.f32 %0, %1, %2;"',
+    ),
+    Fault("a lane's maximum is not shared", "softmax.cuh", "__shfl_xor_sync(FULL_WARP, tile_max, 2)", "tile_max"),
+    Fault(
+        "a lane's sum is not shared",
+        "softmax.cuh",
+        "row_sum[m][half] += __shfl_xor_sync(FULL_WARP, row_sum[m][half], 1);",
+        "",
+    ),
+    Fault("a minimum instead of the maximum", "softmax.cuh", "fmaxf(old_max,", "fminf(old_max,"),
+    Fault("lse in base 2", "softmax.cuh", "+ lg2_approx(row_sum[m][half])) * LN2", "+ lg2_approx(row_sum[m][half]))"),
+    Fault("a row without keys divides by 0", "softmax.cuh", "== NO_KEY ? 0.0f :", "== 1.0f ? 0.0f :"),
+    Fault(
+        "weights of one row in the place of another's", "softmax.cuh", "fragment[half + 2] =", "fragment[3 - half] ="
+    ),
+    Fault(
+        "weights in swapped order", "softmax.cuh", "<Element>(weight[0], weight[1])", "<Element>(weight[1], weight[0])"
+    ),
+    Fault("weights and results are truncated", "ptx.cuh", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),
+    Fault("bfloat16 is truncated", "ptx.cuh", "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32"),
+    Fault(
+        "a value fragment is not transposed",
+        "ptx.cuh",
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared",
+        "ldmatrix.sync.aligned.m8n8.x4.shared",
+    ),
+    Fault("rows that do not exist are read", "ptx.cuh", "[%0], [%1], 16, ignore_src;", "[%0], [%1], 16;"),
+    Fault("the causal mask hides the diagonal", "mask.cuh", "column <= limit", "column < limit"),
+    Fault("masked scores are 0", "mask.cuh", "scores[m][n][i] = -infinity();", "scores[m][n][i] = 0.0f;"),
+    Fault(
+        "the mask is one query late", "mask.cuh", "half * 8 + lane / 4, seqlen_k", "half * 8 + lane / 4 + 1, seqlen_k"
+    ),
+    Fault("the last key is dropped", "mask.cuh", "return seqlen_k - 1;", "return seqlen_k - 2;"),
+    Fault(
+        "a boundary tile counts as interior",
+        "block_range.cuh",
+        "seen_by_all / BLOCK_N",
+        "ceil_div(seen_by_all, BLOCK_N)",
+    ),
+    Fault(
+        "masked tiles are visited", "block_range.cuh", "ceil_div(seen_by_any, BLOCK_N)", "ceil_div(seqlen_k, BLOCK_N)"
+    ),
+    Fault(
+        "a bank conflict in every load",
+        "tile.cuh",
+        "(chunk % CHUNKS_PER_LINE ^ row % 8)",
+        "(chunk % CHUNKS_PER_LINE ^ row % 2)",
+    ),
+    Fault("a copy is not part of its group", "tile.cuh", "cp_async_commit_group();", ""),
+    Fault(
+        "the last columns are not stored", "tile.cuh", "chunk * CHUNK < head_dim)", "chunk * CHUNK + CHUNK < head_dim)"
+    ),
+    Fault(
+        "the next value tile overwrites the one in use",
+        "flash_fwd.cu",
+        "__syncthreads();   // the key tile has landed, and every warp is done with the last value tile",
+        "",
+    ),
+    Fault(
+        "the next key tile overwrites the one in use",
+        "flash_fwd.cu",
+        "__syncthreads();   // the value tile has landed, and every warp is done with the key tile",
+        "",
+    ),
+    Fault(
+        "a lane reads what another has yet to write",
+        "flash_fwd.cu",
+        "__syncwarp();   // a warp stores",
+        "// a warp stores",
+    ),
+    Fault(
+        "values are cleaned while others look for NaN",
+        "flash_fwd.cu",
+        "__syncthreads();   // every warp has seen the values",
+        "",
+    ),
+    Fault("NaN passes through a weight of 0", "flash_fwd.cu", "remove_nonfinite<ELEMENT>(value_loader);", ""),
+    Fault(
+        "NaN does not reach the queries that see it",
+        "flash_fwd.cu",
+        "spread_nonfinite<ELEMENT>(acc, value_tile, mask, lane);",
+        "",
+    ),
+    Fault(
+        "a negative scale makes the maximum a minimum",
+        "flash_fwd.cu",
+        "if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);",
+        "",
+    ),
+    Fault("offsets of 32 bits", "common.cuh", "int64_t elements = 0;", "int elements = 0;"),
+    Fault(
+        "a batch index takes the wrong digit",
+        "common.cuh",
+        "(index % size[dim]) * stride[dim]",
+        "(index % size[0]) * stride[dim]",
+    ),
+]

@@ -1,0 +1,37 @@
+"""The battery passes on the kernels as they are, and catches each of the fixed mutants."""
+
+import pytest
+
+from tests.mutants import battery, equivalent, generate
+from tests.mutants.fixed import FAULTS
+from tests.mutants.judge import CAUGHT, judge
+
+
+@pytest.mark.parametrize("number", range(len(battery.CASES)))
+def test_the_battery_finds_no_fault_in_the_kernels(number):
+    case = battery.CASES[number]
+    case.judge(case)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_planted_fault_is_caught(fault, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path))
+    outcome, why = judge(fault.mutant())
+    assert outcome == CAUGHT, why
+
+
+def test_patterns_find_mutants_of_every_kind_in_every_file():
+    mutants = generate.mutants()
+    assert {m.kind for m in mutants} == {
+        "assembly", "cast", "comparison", "condition", "constant", "name", "operator", "order", "sign", "statement",
+    }  # fmt: skip
+    assert {m.file for m in mutants} == set(generate.source_files())
+    assert len(mutants) > 500
+
+
+def test_mutants_called_equivalent_are_made():
+    """No entry has outlived the line that it is about."""
+    made = {(m.file, m.mutated_line) for m in generate.mutants()}
+    for reason, lines in equivalent.EQUIVALENT.items():
+        for line in lines:
+            assert line in made, f"{reason}: {line}"
