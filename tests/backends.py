@@ -36,30 +36,27 @@ class Gpu:
         self._cupy = cupy
 
     def attention(self, q, k, v, *, arch=None, out=None, **options):
+        """out and lse; ``arch`` is the GPU's."""
+        inputs = [self._copy(array)[0] for array in (q, k, v)]
         if out is None:
-            out, lse = cupyflash.attention(*map(self._copy, (q, k, v)), return_lse=True, **options)
-            return out.get(), lse.get()
-        device_out = self._copy(out)
-        _, lse = cupyflash.attention(*map(self._copy, (q, k, v)), out=device_out, return_lse=True, **options)
-        _bytes_spanned_by(out)[:] = device_out.base.get()[_misalignment(out) :]
+            device_out, lse = cupyflash.attention(*inputs, return_lse=True, **options)
+            return device_out.get(), lse.get()
+        device_out, memory = self._copy(out)
+        _, lse = cupyflash.attention(*inputs, out=device_out, return_lse=True, **options)
+        _bytes_spanned_by(out)[:] = memory.get()
         return out, lse.get()
 
     def _copy(self, array):
-        """The bytes that ``array`` spans, those between its elements too, at an address as aligned as its own."""
+        """A view of device memory as ``array`` is of the host's, and the bytes that it spans, gaps included."""
         span = _bytes_spanned_by(array)
-        memory = self._cupy.empty(_misalignment(array) + span.size, np.uint8)
-        memory[_misalignment(array) :] = self._cupy.asarray(span)
+        misalignment = span.ctypes.data % 256
+        memory = self._cupy.empty(misalignment + span.size, np.uint8)[misalignment:]
+        memory.set(span)
         first = array.ctypes.data - span.ctypes.data if span.size else 0
-        start = memory.data + _misalignment(array) + first
-        view = self._cupy.ndarray(array.shape, array.dtype, memptr=start, strides=array.strides)
-        view.base = memory
-        return view
+        view = self._cupy.ndarray(array.shape, array.dtype, memptr=memory.data + first, strides=array.strides)
+        return view, memory
 
 
 def _bytes_spanned_by(array):
     low, high = np.lib.array_utils.byte_bounds(array)
     return np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low)) if array.size else np.empty(0, "u1")
-
-
-def _misalignment(array):
-    return np.lib.array_utils.byte_bounds(array)[0] % 256

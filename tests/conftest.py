@@ -23,19 +23,18 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    """A GPU that is asked for and missing ends the run before any test."""
+    config.attention_backend = backends.Gpu() if config.getoption("--backend") == "gpu" else backends.Simulator()
+
+
 @pytest.fixture(scope="session")
 def backend(request):
     """Where attention is computed."""
-    return _backend(request.config)
+    return request.config.attention_backend
 
 
 def pytest_generate_tests(metafunc):
     """``arch``, beside ``backend``: each architecture that the backend has."""
     if {"arch", "backend"} <= set(metafunc.fixturenames):
-        metafunc.parametrize("arch", _backend(metafunc.config).architectures, scope="session")
-
-
-def _backend(config):
-    if not hasattr(config, "attention_backend"):
-        config.attention_backend = backends.Gpu() if config.getoption("--backend") == "gpu" else backends.Simulator()
-    return config.attention_backend
+        metafunc.parametrize("arch", metafunc.config.attention_backend.architectures, scope="session")

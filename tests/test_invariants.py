@@ -94,6 +94,17 @@ def test_queries_do_not_depend_on_each_other(backend, problem, factor):
 
 
 @few
+@given(problem=single_heads(), order=st.randoms(use_true_random=False))
+def test_permutations_of_queries_and_of_value_columns(backend, problem, order):
+    problem = replace(problem, causal=False, align=None)
+    q, k, v = problem.inputs()
+    rows, columns = (_shuffled(n, order) for n in (len(q), v.shape[1]))
+    out, lse = backend.attention(q, k, v, **problem.options)
+    permuted = backend.attention(q[rows], k, v[:, columns], **problem.options)
+    assert_same(permuted, (out[np.ix_(rows, columns)], lse[rows]))
+
+
+@few
 @given(problem=single_heads(families=("integers",)), order=st.randoms(use_true_random=False))
 def test_permutations_where_sums_are_exact(backend, problem, order):
     """Of queries, keys, columns of v, and columns of q and k: the tensor cores may add in any order."""

