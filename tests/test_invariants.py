@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cupyflash import ptxsim
@@ -84,6 +84,10 @@ def _matrix(array, index, group=1):
 
 @few
 @given(problem=single_heads(families=("normal", "rising", "rising to tiny values")), factor=st.sampled_from([0, -1, 3]))
+@example(
+    problem=Problem("bfloat16", (), (), (), 64, 500, 64, 40, values="rising to tiny values"),
+    factor=0,
+)
 def test_queries_do_not_depend_on_each_other(backend, problem, factor):
     """Nor on whether other rows of the tile are rescaled, be their own sums subnormal."""
     q, k, v = problem.inputs()

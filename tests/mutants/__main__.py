@@ -25,11 +25,10 @@ def main() -> int:
         print("\n".join(f"{m.kind}: {m}" for m in mutants))
         return 0
     print(f"{len(mutants)} mutants", flush=True)
-    outcomes = run_all(mutants, arguments.jobs, arguments.log)
-    outcomes = [
-        (m, EQUIVALENT if outcome == SURVIVED and equivalent.reason(m) else outcome, why)
-        for m, outcome, why in outcomes
-    ]
+    outcomes = []
+    for mutant, outcome, _ in run_all(mutants, arguments.jobs, arguments.log):
+        explained = outcome == SURVIVED and equivalent.reason(mutant)
+        outcomes.append((mutant, EQUIVALENT if explained else outcome))
     print_table(outcomes)
     survivors = [m for m, outcome in outcomes if outcome == SURVIVED]
     for m in survivors:
