@@ -13,6 +13,19 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
             "const TileMask<M_TILES> mask(int(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, "
             "params.causal_shift, lane);",
         ),
+        (
+            "mask.cuh",
+            "__device__ TileMask(int first_query, int first_key, int seqlen_k, int causal_shift, int lane) {",
+        ),
+    ],
+    "The compiler computes the same addresses in another way, with more registers.": [
+        ("tile.cuh", ";   // a chain: otherwise i * step is computed for each i"),
+    ],
+    "One more line of chunks is beyond every head dimension, and none of it is stored.": [
+        ("tile.cuh", "for (int line = 0; line <= Tile::LINES; ++line) {"),
+    ],
+    "An element behind the last of an array of registers is written and never read, and the compiler drops it.": [
+        ("mask.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
     ],
     "A thread beyond the last element would copy an element a second time: every digit of its index wraps around.": [
         ("strided_copy.cu", "if (false) if (line >= int64_t(params.num_batches) * params.rows) return;"),
