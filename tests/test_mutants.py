@@ -31,7 +31,7 @@ def test_patterns_find_mutants_of_every_kind_in_every_file():
 
 def test_mutants_called_equivalent_are_made():
     """No entry has outlived the line that it is about."""
-    made = {(m.file, m.mutated_line) for m in generate.mutants()}
+    made = generate.mutants()
     for reason, lines in equivalent.EQUIVALENT.items():
-        for line in lines:
-            assert line in made, f"{reason}: {line}"
+        for file, line in lines:
+            assert any(m.file == file and m.mutated_line.startswith(line) for m in made), f"{reason}: {line}"

@@ -190,7 +190,7 @@ CASES = [
         Problem("float16", (2,), (2,), (2,), 70, 270, 57, 43, **CAUSAL, views=("reversed axes",) * 4, seed=5),
     ),
     Case(without_influence, Problem("float16", (), (), (), 150, 200, 64, 40, **CAUSAL, seed=6)),
-    Case(without_influence, Problem("bfloat16", (), (), (), 150, 200, 64, 40, **CAUSAL, seed=6)),
+    Case(without_influence, Problem("bfloat16", (), (), (), 150, 200, 64, 64, **CAUSAL, seed=6)),
     Case(
         independent_of_rescaling,
         Problem("bfloat16", (), (), (), 64, 500, 64, 40, **CAUSAL, values="rising to tiny values"),

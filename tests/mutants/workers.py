@@ -57,7 +57,8 @@ class Worker:
     def __init__(self):
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.cache = tempfile.TemporaryDirectory(prefix="cupyflash-mutants-")
+        self.process = context.Process(target=_serve, args=(theirs, self.cache.name), daemon=True)
         self.process.start()
         self.alive = True
         self._receive()
@@ -85,19 +86,21 @@ class Worker:
         self.alive = False
         self.process.kill()
         self.process.join()
+        self.cache.cleanup()
 
 
-def _serve(connection):
-    with tempfile.TemporaryDirectory(prefix="cupyflash-mutants-") as directory:
-        os.environ["CUPYFLASH_CACHE_DIR"] = directory
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # compilers and NumPy warn about mutants
-        try:
-            original_ptx()
-            kept = set(Path(directory).iterdir())
-            connection.send(("ready", ""))
-            while True:
-                connection.send(judge(connection.recv(), tick=lambda: connection.send(("alive", ""))))
-                for entry in set(Path(directory).iterdir()) - kept:
-                    entry.unlink()
-        except Exception:
-            connection.send(("error", traceback.format_exc()))
+def _serve(connection, cache):
+    os.environ["CUPYFLASH_CACHE_DIR"] = cache
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # compilers and NumPy warn about mutants
+    try:
+        original_ptx()
+        kept = set(Path(cache).iterdir())
+        connection.send(("ready", ""))
+        while True:
+            connection.send(judge(connection.recv(), tick=lambda: connection.send(("alive", ""))))
+            for entry in set(Path(cache).iterdir()) - kept:
+                entry.unlink()
+    except (EOFError, BrokenPipeError):  # nobody asks any more
+        pass
+    except Exception:
+        connection.send(("error", traceback.format_exc()))
