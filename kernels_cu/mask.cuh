@@ -33,3 +33,21 @@ struct TileMask {
                     if (!visible(m, i / 2, n * MMA_N + lane % 4 * 2 + i % 2)) scores[m][n][i] = -infinity();
     }
 };
+
+// The same with keys as rows and queries as columns: query i sees key j iff i >= j - causal_shift.
+template <int M_TILES>
+struct TransposedTileMask {
+    int limit[M_TILES][2];   // first column of the tile that sees this lane's key
+
+    __device__ TransposedTileMask(int64_t first_key, int first_query, int causal_shift, int lane) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int64_t first = first_key + m * MMA_M + half * 8 + lane / 4 - int64_t(causal_shift) - first_query;
+                limit[m][half] = int(min(max(first, int64_t(0)), int64_t(BLOCK_M)));
+            }
+    }
+
+    __device__ bool visible(int m, int half, int column) const { return !CAUSAL || column >= limit[m][half]; }
+};
