@@ -9,6 +9,7 @@
 #include "ptx.cuh"
 #include "tile.cuh"
 #include "mma.cuh"
+#include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
 #include "nonfinite.cuh"

@@ -1,9 +1,4 @@
-// Which keys a query sees: key j is visible to query i iff j <= last_visible_key(i).
-
-__device__ __forceinline__ int last_visible_key(int64_t query, int seqlen_k, int causal_shift) {
-    if (!CAUSAL) return seqlen_k - 1;
-    return int(min(query + causal_shift, int64_t(seqlen_k - 1)));
-}
+// Masks of score fragments: the visible part of a tile.
 
 // The visible part of a tile, for the two rows that this lane has in each of its 16-row tiles.
 template <int M_TILES>

@@ -100,6 +100,10 @@ __device__ __forceinline__ void st_shared(uint32_t shared, uint32_t pair) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(pair) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_v2(uint32_t shared, uint2 pair) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(pair.x), "r"(pair.y) : "memory");
+}
+
 // Copies 16 bytes to shared memory, or writes zeros and leaves the source unread.
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const uint16_t* global, bool read) {
 #if __CUDA_ARCH__ >= 800
