@@ -130,7 +130,7 @@ def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
             scale_positive=problem.softmax_scale > 0,
             arch=arch,
         ),
-        grid=_grid(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
+        grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=elements * problem.dtype.itemsize,
     )
@@ -157,10 +157,11 @@ def strided_copy(shape: tuple[int, ...], dtype: np.dtype) -> KernelConfig:
 
 
 def _one_thread_each(file: str, name: str, defines: Mapping[str, int | str], num_threads: int) -> KernelConfig:
-    return KernelConfig(file, name, defines, _grid(ceil_div(num_threads, THREADS_PER_BLOCK)), THREADS_PER_BLOCK)
+    return KernelConfig(file, name, defines, grid_of(ceil_div(num_threads, THREADS_PER_BLOCK)), THREADS_PER_BLOCK)
 
 
-def _grid(num_blocks: int) -> int:
+def grid_of(num_blocks: int) -> int:
+    """A one-dimensional grid, or ValueError where there are too many blocks for one."""
     if num_blocks > MAX_BLOCKS:
         raise ValueError(f"q: the call needs {num_blocks} thread blocks, more than the {MAX_BLOCKS} of one launch")
     return num_blocks

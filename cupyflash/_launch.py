@@ -38,6 +38,26 @@ FLASH_FWD = np.dtype(
     ],
     align=True,
 )
+#: An operand of a backward kernel, and what it has per query (``SummedOperand`` and ``RowValues`` in common.cuh).
+SUMMED_OPERAND = np.dtype(
+    [
+        ("data", np.uint64),
+        ("row_stride", np.int64),
+        ("owner_stride", *_BATCH_STRIDES),
+        ("reduced_stride", *_BATCH_STRIDES),
+    ],
+    align=True,
+)
+FLASH_BWD_DELTA = np.dtype(
+    [
+        ("out", OPERAND),
+        ("dout", OPERAND),
+        *((name, np.uint64) for name in ("lse", "dlse", "delta", "lse_log2")),
+        ("batch", BATCH_SHAPE),
+        *((name, np.int32) for name in ("num_batches", "seqlen_q", "head_dim_v")),
+    ],
+    align=True,
+)
 STRIDED_COPY = np.dtype(
     [
         ("source", np.uint64),
@@ -50,6 +70,26 @@ STRIDED_COPY = np.dtype(
     ],
     align=True,
 )
+
+
+def _flash_bwd_params(*gradients: str) -> np.dtype:
+    sizes = ("num_reduced", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
+    operands = ("query", "key", "value", "dout", *gradients, "lse_log2", "delta")
+    return np.dtype(
+        [
+            *((name, SUMMED_OPERAND) for name in operands),
+            ("owner", BATCH_SHAPE),
+            ("reduced", BATCH_SHAPE),
+            *((name, np.int32) for name in sizes),
+            ("scale_log2", np.float32),
+            ("scale", np.float32),
+        ],
+        align=True,
+    )
+
+
+FLASH_BWD_DKDV = _flash_bwd_params("dkey", "dvalue")
+FLASH_BWD_DQ = _flash_bwd_params("dquery")
 
 
 def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:

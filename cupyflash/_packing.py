@@ -26,12 +26,27 @@ def in_chunks(address: int, layout: Layout, batch_shape: tuple[int, ...], rows: 
     )
 
 
+def in_chunks_or_packed(
+    device, array, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int, *, is_result: bool = False
+) -> tuple[Any, Layout, list[Launch]]:
+    """The array itself, or a packed one and the copy that fills it, or that brings a result back from it."""
+    matrices = batch_shape, rows, columns
+    if in_chunks(device.address(array), layout, *matrices):
+        return array, layout, []
+    other, other_layout = packed(device, array.dtype, layout, *matrices)
+    if is_result:
+        return other, other_layout, [copy(device, other, other_layout, array, layout, *matrices)]
+    return other, other_layout, [copy(device, array, layout, other, other_layout, *matrices)]
+
+
 def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:
     """An array of 0 with rows of whole chunks for the matrices of ``layout``; broadcast dimensions stay so.
 
     The kernels read whole chunks: what pads a row must be finite, or it would reach the scores as 0 * NaN.
     """
-    own_shape = tuple(size if stride else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True))
+    own_shape = tuple(
+        size if stride or size == 0 else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True)
+    )
     row_stride = _config.round_up(columns, _CHUNK)
     array = device.zeros((*own_shape, rows, row_stride), dtype)
     batch_strides = tuple(
@@ -43,7 +58,7 @@ def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: in
 def copy(device, source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
     """Each matrix once: along a dimension that both sides broadcast, only the first."""
     shape = tuple(
-        size if a or b else 1
+        size if a or b or size == 0 else 1
         for size, a, b in zip(batch_shape, source_layout.batch_strides, target_layout.batch_strides, strict=True)
     )
     sizes, (source_strides, target_strides) = merge_batch_dims(

@@ -97,16 +97,11 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         ("value", v, problem.v, rows_k, problem.head_dim_v),
         ("out", out, problem.layout(out), rows_q, problem.head_dim_v),
     ):
-        if _packing.in_chunks(device.address(array), layout, problem.batch_shape, rows, columns):
-            arrays[name], layouts[name] = array, layout
-            continue
-        packed, packed_layout = _packing.packed(device, array.dtype, layout, problem.batch_shape, rows, columns)
-        arrays[name], layouts[name] = packed, packed_layout
-        matrices = problem.batch_shape, rows, columns
-        if name == "out":
-            after.append(_packing.copy(device, packed, packed_layout, array, layout, *matrices))
-        else:
-            before.append(_packing.copy(device, array, layout, packed, packed_layout, *matrices))
+        is_result = name == "out"
+        arrays[name], layouts[name], copies = _packing.in_chunks_or_packed(
+            device, array, layout, problem.batch_shape, rows, columns, is_result=is_result
+        )
+        (after if is_result else before).extend(copies)
 
     sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layouts[name].batch_strides for name in layouts))
     operands = {
