@@ -30,8 +30,8 @@ def backend(request):
 
 
 def pytest_generate_tests(metafunc):
-    """``arch``: each architecture that the backend has."""
-    if "arch" in metafunc.fixturenames:
+    """``arch``, beside ``backend``: each architecture that the backend has."""
+    if {"arch", "backend"} <= set(metafunc.fixturenames):
         metafunc.parametrize("arch", _backend(metafunc.config).architectures, scope="session")
 
 

@@ -4,6 +4,7 @@
 and ``attention_naive_backward`` those in :mod:`cupyflash.naive`. A bound is infinite where a call promises nothing.
 """
 
+from cupyflash.bounds.backward import attention_backward, attention_naive_backward
 from cupyflash.bounds.forward import attention, attention_naive
 
-__all__ = ["attention", "attention_naive"]
+__all__ = ["attention", "attention_backward", "attention_naive", "attention_naive_backward"]
