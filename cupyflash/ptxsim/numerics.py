@@ -194,8 +194,10 @@ def fma_f64(a, b, c):
     safe = (size > 1e-250) & (size < 1e290) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290) & (np.abs(c) < 1e290)
     safe &= (np.abs(result) > 1e-280) | (c == 0)
     if not safe.all():
-        result = np.array(result)
-        unsafe = np.flatnonzero(~safe)
+        # A product that is 0 leaves the sum exact, and a NaN or an infinity is what plain arithmetic makes of it.
+        plain = ((a == 0) | (b == 0) | ~np.isfinite(a) | ~np.isfinite(b)) & ~safe
+        result = np.where(plain, a * b + c, result)
+        unsafe = np.flatnonzero(~safe & ~plain)
         result[unsafe] = exact_f64("fma", "rn", a[unsafe], b[unsafe], c[unsafe])
     return result
 
