@@ -31,7 +31,7 @@ def in_chunks_or_packed(
 ) -> tuple[Any, Layout, list[Launch]]:
     """The array itself, or a packed one and the copy that fills it, or that brings a result back from it."""
     matrices = batch_shape, rows, columns
-    if in_chunks(device.address(array), layout, *matrices):
+    if array.size == 0 or in_chunks(device.address(array), layout, *matrices):
         return array, layout, []
     other, other_layout = packed(device, array.dtype, layout, *matrices)
     if is_result:
@@ -44,9 +44,7 @@ def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: in
 
     The kernels read whole chunks: what pads a row must be finite, or it would reach the scores as 0 * NaN.
     """
-    own_shape = tuple(
-        size if stride or size == 0 else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True)
-    )
+    own_shape = tuple(size if stride else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True))
     row_stride = _config.round_up(columns, _CHUNK)
     array = device.zeros((*own_shape, rows, row_stride), dtype)
     batch_strides = tuple(
@@ -58,7 +56,7 @@ def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: in
 def copy(device, source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
     """Each matrix once: along a dimension that both sides broadcast, only the first."""
     shape = tuple(
-        size if a or b or size == 0 else 1
+        size if a or b else 1
         for size, a, b in zip(batch_shape, source_layout.batch_strides, target_layout.batch_strides, strict=True)
     )
     sizes, (source_strides, target_strides) = merge_batch_dims(
