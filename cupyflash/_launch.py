@@ -38,6 +38,13 @@ FLASH_FWD = np.dtype(
     ],
     align=True,
 )
+
+
+def flash_fwd_fma_params(dtype: np.dtype) -> np.dtype:
+    """Parameters of ``flash_fwd_fma``: those of ``flash_fwd``, but the scale itself, in the elements' dtype."""
+    return np.dtype([*((name, FLASH_FWD[name]) for name in FLASH_FWD.names[:-1]), ("scale", dtype)], align=True)
+
+
 #: An operand of a backward kernel, and what it has per query (``SummedOperand`` and ``RowValues`` in common.cuh).
 SUMMED_OPERAND = np.dtype(
     [
