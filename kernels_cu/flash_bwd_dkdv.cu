@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
             mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, 0, stage);
             if (WITH_DKEY) mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, 0, stage);
 
-            const TransposedTileMask<M_TILES> mask(int64_t(first_key) + warp_row, tile * BLOCK_M, params.causal_shift, lane);
+            const TransposedTileMask<M_TILES> mask(int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
             if constexpr (boundary.value && CAUSAL) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) || holds_nonfinite<ELEMENT>(dout_loader, stage))) {
                     if (WITH_DKEY) spread_nonfinite<ELEMENT>(dkey, QueryTile{query_tile.base + stage}, mask, lane);

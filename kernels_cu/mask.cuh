@@ -32,15 +32,16 @@ struct TileMask {
 // The same with keys as rows and queries as columns: query i sees key j iff i >= j - causal_shift.
 template <int M_TILES>
 struct TransposedTileMask {
-    int limit[M_TILES][2];   // first column of the tile that sees this lane's key
+    int limit[M_TILES][2];   // first column of the tile that sees this lane's key, BLOCK_M where no query does
 
-    __device__ TransposedTileMask(int64_t first_key, int first_query, int causal_shift, int lane) {
+    // The rows behind the last query are zeros, which a key that is not finite would spoil itself with.
+    __device__ TransposedTileMask(int64_t first_key, int first_query, int seqlen_q, int causal_shift, int lane) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int64_t first = first_key + m * MMA_M + half * 8 + lane / 4 - int64_t(causal_shift) - first_query;
-                limit[m][half] = int(min(max(first, int64_t(0)), int64_t(BLOCK_M)));
+                limit[m][half] = first < seqlen_q - first_query ? int(min(max(first, int64_t(0)), int64_t(BLOCK_M))) : BLOCK_M;
             }
     }
 
