@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupyflash._config import ELEMENT, WARP_SIZE, KernelConfig, ceil_div, compute_capability, grid_of, round_up
+from cupyflash._config import (
+    ELEMENT,
+    WARP_SIZE,
+    KernelConfig,
+    ceil_div,
+    compute_capability,
+    grid_of,
+    one_thread_each,
+    round_up,
+)
 from cupyflash._problem import Problem
 
 ROWS_PER_BLOCK = 4  # of flash_bwd_delta: one warp each
@@ -79,6 +88,19 @@ def flash_bwd_dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=2 * (tile.block_m + tile.num_stages * tile.block_n) * _row_elements(problem),
     )
+
+
+def attention_naive_bwd(problem: Problem, name: str, num_owners: int) -> KernelConfig:
+    """One kernel of the standard method, for ``num_owners`` matrices of what it computes."""
+    rows = num_owners * (problem.seqlen_k if name in ("dkey", "dvalue") else problem.seqlen_q)
+    columns = {
+        "dweights": problem.seqlen_k,
+        "dscores": WARP_SIZE,
+        "dquery": problem.head_dim,
+        "dkey": problem.head_dim,
+        "dvalue": problem.head_dim_v,
+    }
+    return one_thread_each("attention_naive_bwd", name, {"ELEMENT": ELEMENT[problem.dtype]}, rows * columns[name])
 
 
 def _defines(problem: Problem, tile: BackwardTile) -> dict[str, int | str]:

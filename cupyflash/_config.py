@@ -210,17 +210,18 @@ def attention_naive(problem: Problem, arch: str) -> tuple[KernelConfig, KernelCo
         "weighted_values": rows * problem.head_dim_v,
     }
     return tuple(
-        _one_thread_each("attention_naive", name, {"ELEMENT": ELEMENT[problem.dtype]}, num_threads)
+        one_thread_each("attention_naive", name, {"ELEMENT": ELEMENT[problem.dtype]}, num_threads)
         for name, num_threads in threads.items()
     )
 
 
 def strided_copy(shape: tuple[int, ...], dtype: np.dtype) -> KernelConfig:
     """A copy between two strided layouts of one shape."""
-    return _one_thread_each("strided_copy", "strided_copy", {"ELEMENT_BYTES": dtype.itemsize}, math.prod(shape))
+    return one_thread_each("strided_copy", "strided_copy", {"ELEMENT_BYTES": dtype.itemsize}, math.prod(shape))
 
 
-def _one_thread_each(file: str, name: str, defines: Mapping[str, int | str], num_threads: int) -> KernelConfig:
+def one_thread_each(file: str, name: str, defines: Mapping[str, int | str], num_threads: int) -> KernelConfig:
+    """A kernel with one thread per number that it computes."""
     return KernelConfig(file, name, defines, grid_of(ceil_div(num_threads, THREADS_PER_BLOCK)), THREADS_PER_BLOCK)
 
 

@@ -80,6 +80,16 @@ def backward_problem(
     return problem, grads_out
 
 
+def made(device: Any, problem: Problem, operands: Sequence[Any], grads_out: Sequence[Any]) -> Gradients:
+    """The arrays to write gradients to: those given, and new ones."""
+    return Gradients(
+        *(
+            device.empty(operand.shape, problem.dtype) if given is None else given
+            for operand, given in zip(operands, grads_out, strict=True)
+        )
+    )
+
+
 def _described(grads_out: Any) -> str:
     name = type(grads_out).__name__
     return f"{len(grads_out)} items" if isinstance(grads_out, tuple | list) else name

@@ -115,6 +115,36 @@ def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
     )
 
 
+#: As SUMMED_OPERAND, with any column stride (``SummedMatrix`` in attention_naive_bwd.cu).
+SUMMED_MATRIX = np.dtype(
+    [
+        ("data", np.uint64),
+        ("row_stride", np.int64),
+        ("column_stride", np.int64),
+        ("owner_stride", *_BATCH_STRIDES),
+        ("reduced_stride", *_BATCH_STRIDES),
+    ],
+    align=True,
+)
+
+
+def attention_naive_bwd_params(scale_dtype: np.dtype) -> np.dtype:
+    """Parameters of the five naive kernels of the backward; the scale is float64 for float64."""
+    matrices = ("query", "key", "value", "dout", "weights", "dscores", "gradient")
+    sizes = ("num_owners", "num_reduced", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
+    return np.dtype(
+        [
+            *((name, SUMMED_MATRIX) for name in matrices),
+            ("dlse", np.uint64),
+            ("owner", BATCH_SHAPE),
+            ("reduced", BATCH_SHAPE),
+            *((name, np.int32) for name in sizes),
+            ("scale", scale_dtype),
+        ],
+        align=True,
+    )
+
+
 def pack(dtype: np.dtype, **fields: Any) -> np.void:
     """A structured scalar; a field that is itself a structure is given as a dict, a short array is filled with 0."""
     params = np.zeros((), dtype)

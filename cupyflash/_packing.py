@@ -7,7 +7,7 @@ from typing import Any
 
 from cupyflash import _config, _launch
 from cupyflash._launch import Launch
-from cupyflash._problem import Layout, merge_batch_dims
+from cupyflash._problem import Layout, Problem, merge_batch_dims
 
 _CHUNK_BYTES = 16
 
@@ -39,6 +39,15 @@ def in_chunks_or_packed(
     if is_result:
         return other, other_layout, [copy(device, other, other_layout, array, layout, *matrices)]
     return other, other_layout, [copy(device, array, layout, other, other_layout, *matrices)]
+
+
+def contiguous_rows(device, problem: Problem, array) -> tuple[Any, list[Launch]]:
+    """An array of one value per query, or None, as a C-contiguous one, and the copy that makes it so."""
+    if array is None or array.flags.c_contiguous:
+        return array, []
+    target = device.empty(array.shape, array.dtype)
+    layouts = [problem.layout(x[..., None]) for x in (array, target)]
+    return target, [copy(device, array, layouts[0], target, layouts[1], problem.batch_shape, problem.seqlen_q, 1)]
 
 
 def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:

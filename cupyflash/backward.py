@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from cupyflash import _backward_config, _config, _launch, _packing
-from cupyflash._gradients import Gradients, backward_problem
+from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, merge_batch_dims
+from cupyflash._summation import Summation, summation, summed_dims
 from cupyflash.attention import attention
 
 
@@ -79,12 +79,7 @@ def attention_backward(
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
     with device:
-        gradients = Gradients(
-            *(
-                device.empty(operand.shape, problem.dtype) if given is None else given
-                for operand, given in zip((q, k, v), grads_out, strict=True)
-            )
-        )
+        gradients = made(device, problem, (q, k, v), grads_out)
         _launch.run(device, _Backward(problem, device).launches(dout, q, k, v, out, lse, dlse, gradients))
     return gradients
 
@@ -156,7 +151,7 @@ class _Backward:
                 layout = problem.layout(gradient, shared_heads)
                 self._add(name, gradient, layout, rows, columns, is_result=True)
                 if shared_heads:
-                    key_side[name] = self._summed_dims(name)
+                    key_side[name] = summed_dims(problem.batch_shape, layout)
         if "dquery" in self.arrays:
             kernels.append(self._dq())
         if len(set(key_side.values())) == 1 and _backward_config.one_pass_for_keys_and_values(problem):
@@ -171,19 +166,12 @@ class _Backward:
         )
         (self.after if is_result else self.before).extend(copies)
 
-    def _contiguous(self, array):
-        if array is None or array.flags.c_contiguous:
-            return array
-        target = self.device.empty(array.shape, array.dtype)
-        layout, target_layout = (self.problem.layout(x[..., None]) for x in (array, target))
-        matrices = self.problem.batch_shape, self.problem.seqlen_q, 1
-        self.before.append(_packing.copy(self.device, array, layout, target, target_layout, *matrices))
-        return target
-
     def _delta(self, lse, dlse) -> Launch:
         problem, names = self.problem, ("out", "dout")
-        rows = {"lse": self._contiguous(lse), "dlse": self._contiguous(dlse)}
-        rows |= {name: self.arrays[name] for name in ("delta", "lse_log2")}
+        rows = {name: self.arrays[name] for name in ("delta", "lse_log2")}
+        for name, array in ("lse", lse), ("dlse", dlse):
+            rows[name], copies = _packing.contiguous_rows(self.device, problem, array)
+            self.before += copies
         sizes, strides = merge_batch_dims(problem.batch_shape, *(self.layouts[name].batch_strides for name in names))
         params = _launch.pack(
             _launch.FLASH_BWD_DELTA,
@@ -205,53 +193,39 @@ class _Backward:
         return Launch(_backward_config.flash_bwd_delta(problem), params, tuple(touched))
 
     def _dq(self) -> Launch:
-        owner, _ = self._sizes("dquery")
-        config = _backward_config.flash_bwd_dq(self.problem, self.device.arch, math.prod(owner))
-        return self._summing(config, _launch.FLASH_BWD_DQ, "dquery")
+        terms = self._terms("dquery")
+        config = _backward_config.flash_bwd_dq(self.problem, self.device.arch, terms.num_owners)
+        return self._launch(config, _launch.FLASH_BWD_DQ, terms)
 
     def _dkdv(self, *gradients: str) -> Launch:
-        owner, _ = self._sizes(gradients[0])
+        terms = self._terms(*gradients)
         config = _backward_config.flash_bwd_dkdv(
-            self.problem, self.device.arch, math.prod(owner),
+            self.problem, self.device.arch, terms.num_owners,
             with_dkey="dkey" in gradients, with_dvalue="dvalue" in gradients,
         )  # fmt: skip
-        return self._summing(config, _launch.FLASH_BWD_DKDV, *gradients)
+        return self._launch(config, _launch.FLASH_BWD_DKDV, terms)
 
-    def _summed_dims(self, gradient: str) -> tuple[bool, ...]:
-        """Which batch dimensions a gradient is summed over: those in which its array has no extent."""
-        strides = self.layouts[gradient].batch_strides
-        return tuple(size != 1 and stride == 0 for size, stride in zip(self.problem.batch_shape, strides, strict=True))
-
-    def _sizes(self, gradient: str) -> tuple[list[int], list[int]]:
-        """Batch dimensions in which the gradient has extent, and those over which it is summed."""
-        dims = list(zip(self.problem.batch_shape, self._summed_dims(gradient), strict=True))
-        return [size for size, summed in dims if not summed], [size for size, summed in dims if summed]
-
-    def _summing(self, config, params_dtype, *gradients: str) -> Launch:
-        problem = self.problem
+    def _terms(self, *gradients: str) -> Summation:
+        """What gradients that are summed over the same dimensions are made of."""
         names = ("query", "key", "value", "dout", "lse_log2", "delta", *gradients)
-        summed_dims = self._summed_dims(gradients[0])
+        layouts = {name: self.layouts[name] for name in names}
+        return summation(self.problem.batch_shape, layouts[gradients[0]], layouts)
+
+    def _launch(self, config, params_dtype, terms: Summation) -> Launch:
+        problem = self.problem
         operands = {
-            name: {"data": self.device.address(self.arrays[name]), "row_stride": self.layouts[name].row_stride}
-            for name in names
+            name: {
+                "data": self.device.address(self.arrays[name]),
+                "row_stride": self.layouts[name].row_stride,
+                **strides,
+            }
+            for name, strides in terms.strides.items()
         }
-        counts = []
-        for field, is_summed in ("owner", False), ("reduced", True):
-            chosen = [axis for axis, summed in enumerate(summed_dims) if summed == is_summed]
-            shape = tuple(problem.batch_shape[axis] for axis in chosen)
-            counts.append(math.prod(shape))
-            if counts[-1] == 0:  # nothing is added: the kernel must not divide by such a size
-                chosen, shape = [], ()
-            sizes, strides = merge_batch_dims(
-                shape, *(tuple(self.layouts[name].batch_strides[axis] for axis in chosen) for name in names)
-            )
-            operands[field] = _launch.batch_shape(sizes)
-            for name, batch_strides in zip(names, strides, strict=True):
-                operands[name][f"{field}_stride"] = batch_strides
         params = _launch.pack(
             params_dtype,
             **operands,
-            num_reduced=counts[1],
+            **terms.shapes,
+            num_reduced=terms.num_reduced,
             seqlen_q=problem.seqlen_q,
             seqlen_k=problem.seqlen_k,
             head_dim=problem.head_dim,
@@ -260,4 +234,4 @@ class _Backward:
             scale_log2=problem.softmax_scale * LOG2_E,
             scale=problem.softmax_scale,
         )
-        return Launch(config, params, tuple(self.arrays[name] for name in names))
+        return Launch(config, params, tuple(self.arrays[name] for name in operands))
