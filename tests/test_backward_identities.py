@@ -14,7 +14,7 @@ from tests.backward_problems import BackwardProblem
 from tests.strategies import Problem
 from tests.test_invariants import single_heads
 
-few = settings(max_examples=20)
+few = settings(max_examples=15)
 FAMILIES = ("normal", "duplicates", "one sign")
 
 
