@@ -8,7 +8,7 @@ from typing import Any
 from cupyflash import _backward_config, _config, _launch, _packing
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
-from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, merge_batch_dims
+from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, attention_problem, merge_batch_dims
 from cupyflash._summation import Summation, summation, summed_dims
 from cupyflash.attention import attention
 
@@ -109,6 +109,7 @@ def attention_vjp(
     True
     """
     options = {"softmax_scale": softmax_scale, "causal": causal, "align": align}
+    attention_problem(q, k, v, **options, dtypes=HALF_TYPES)  # what the pullback will ask for
     out, lse = attention(q, k, v, return_lse=True, **options)
 
     def pullback(dout, dlse=None) -> Gradients:
