@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
 
             // S^T = K Q^T, dP^T = V dO^T
             float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
-            mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, 0, stage);
-            if (WITH_DKEY) mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, 0, stage);
+            mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, stage);
+            if (WITH_DKEY) mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, stage);
 
             const TransposedTileMask<M_TILES> mask(int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
             if constexpr (boundary.value && CAUSAL) {

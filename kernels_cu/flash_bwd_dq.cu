@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
 
             // S = Q K^T, dP = dO V^T
             float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
-            mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_column, 0, stage);
-            mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column, 0, stage);
+            mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_column, stage);
+            mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column, stage);
 
             const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
             if constexpr (boundary.value && CAUSAL) {
