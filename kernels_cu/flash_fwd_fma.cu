@@ -13,6 +13,7 @@
 #include "visible.cuh"
 #include "block_range.cuh"
 #include "fma.cuh"
+#include "nonfinite_fma.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int MAX_SEQLEN = 0x7fffffff;
@@ -38,14 +39,6 @@ struct Params {
 
 // The maximum of a row that saw no key: finite, for -inf - -inf would be NaN, and below every score.
 constexpr ELEMENT NO_KEY = sizeof(ELEMENT) == 4 ? -3.402823466e38f : -1.7976931348623157e308;
-
-__device__ bool holds_nonfinite(ValueTile tile, int thread) {
-    bool found = false;
-#pragma unroll 1
-    for (int i = thread; i < BLOCK_N * ValueTile::LINES * LINE_VECTORS; i += NUM_THREADS)
-        for (const ELEMENT x : load_vector(tile.base + i * 16).element) found |= !(fabs(x) < ELEMENT(infinity()));
-    return found;
-}
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __grid_constant__ Params params) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -137,11 +130,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         cp_async_wait_group<0>();
         __syncthreads();   // the value tile has landed, and so have the weights
 
+        if (CAUSAL && tile >= tiles.interior && __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
+            spread_nonfinite(acc, columns, diagonal);
+            __syncthreads();   // every warp has seen the values
+            remove_nonfinite<NUM_THREADS>(value_tile, thread);
+            __syncthreads();
+        }
         ELEMENT tile_acc[THREAD_ROWS][OutColumns::COUNT][VECTOR] = {};
-        if (CAUSAL && tile >= tiles.interior && __syncthreads_or(holds_nonfinite(value_tile, thread)))
-            multiply<true, WeightTile>(tile_acc, weight_address, columns, diagonal);
-        else
-            multiply<false, WeightTile>(tile_acc, weight_address, columns, diagonal);
+        multiply<WeightTile>(tile_acc, weight_address, columns);
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll

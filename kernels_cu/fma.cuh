@@ -117,31 +117,25 @@ struct Columns {
     __device__ Vector load(int row, int c) const { return load_vector((address[c] ^ row % 8 * 16) + row * Tile::ROW_BYTES); }
 };
 
-// acc[m] += sum_j row m [j] * columns[j] over j < BLOCK_N. With SELECT, only over the pairs on or below the
-// diagonal, the last j of row 0: a weight of 0 would make NaN of an infinite value.
-template <bool SELECT, typename RowTile, typename Tile>
+// acc[m] += sum_j row m [j] * columns[j] over j < BLOCK_N
+template <typename RowTile, typename Tile>
 __device__ __forceinline__ void multiply(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR], uint32_t rows,
-                                         const Columns<Tile>& columns, int diagonal) {
-    constexpr int STEP = 4;   // more in flight would take more registers than there are
-#pragma unroll 1
-    for (int first = 0; first < BLOCK_N; first += STEP)
+                                         const Columns<Tile>& columns) {
+#pragma unroll 1   // more in flight would take more registers than there are
+    for (int k = 0; k < BLOCK_N / VECTOR; ++k) {
+        Vector weight[THREAD_ROWS];
 #pragma unroll
-        for (int k = 0; k < STEP / VECTOR; ++k) {
-            Vector weight[THREAD_ROWS];
+        for (int m = 0; m < THREAD_ROWS; ++m) weight[m] = load_row<RowTile>(rows, m, k);
 #pragma unroll
-            for (int m = 0; m < THREAD_ROWS; ++m) weight[m] = load_row<RowTile>(rows, m, first / VECTOR + k);
+        for (int i = 0; i < VECTOR; ++i)
 #pragma unroll
-            for (int i = 0; i < VECTOR; ++i)
+            for (int c = 0; c < Columns<Tile>::COUNT; ++c) {
+                const Vector value = columns.load(k * VECTOR + i, c);
 #pragma unroll
-                for (int c = 0; c < Columns<Tile>::COUNT; ++c) {
-                    const int j = first + k * VECTOR + i;
-                    const Vector value = columns.load(j, c);
+                for (int e = 0; e < VECTOR; ++e)
 #pragma unroll
-                    for (int e = 0; e < VECTOR; ++e)
-#pragma unroll
-                        for (int m = 0; m < THREAD_ROWS; ++m)
-                            if (!SELECT || j - row_step(m) <= diagonal)
-                                acc[m][c][e] = fma(weight[m].element[i], value.element[e], acc[m][c][e]);
-                }
-        }
+                    for (int m = 0; m < THREAD_ROWS; ++m)
+                        acc[m][c][e] = fma(weight[m].element[i], value.element[e], acc[m][c][e]);
+            }
+    }
 }
