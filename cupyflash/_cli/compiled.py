@@ -24,9 +24,9 @@ _HELP = {
 }
 #: Options that not every kernel has a use for, and the kernels that have one.
 _CONSTANTS = {
-    "head_dim": ("flash_fwd",),
-    "head_dim_v": ("flash_fwd",),
-    "causal": ("flash_fwd",),
+    "head_dim": ("flash_fwd", "flash_fwd_fma"),
+    "head_dim_v": ("flash_fwd", "flash_fwd_fma"),
+    "causal": ("flash_fwd", "flash_fwd_fma"),
     "negative_scale": ("flash_fwd",),
 }
 
@@ -122,9 +122,9 @@ def _defines(args: argparse.Namespace):
     try:
         if args.kernel == "attention_naive":
             return _config.attention_naive(attention_problem(q, q, v), args.arch)[0].defines
-        problem = attention_problem(
-            q, q, v, softmax_scale=scale, causal=bool(args.causal), dtypes=(_DTYPES["float16"], _DTYPES["bfloat16"])
-        )
-        return _config.flash_fwd(problem, args.arch).defines
+        names = ("float32", "float64") if args.kernel == "flash_fwd_fma" else ("float16", "bfloat16")
+        dtypes = [_DTYPES[name] for name in names]
+        problem = attention_problem(q, q, v, softmax_scale=scale, causal=bool(args.causal), dtypes=dtypes)
+        return _config.forward(problem, args.arch).defines
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(str(error).replace("q: dtype", "--dtype")) from error
