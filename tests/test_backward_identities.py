@@ -243,6 +243,31 @@ def test_the_order_of_warps_does_not_matter(simulated, problem, seed):
     assert_same(*results)
 
 
+@pytest.mark.parametrize("simulated", ["sm_75", "sm_80"])
+@pytest.mark.parametrize(
+    ("leading_q", "leading_k", "name", "position"),
+    [
+        ((), (3,), None, 0),  # dq is summed, over several passes through all keys
+        ((3,), (), None, 0),
+        ((), (), "dout", 70 * 64),  # values that are taken out of the shared tiles
+        ((), (), "q", 70 * 64),
+        ((), (), "k", 70 * 64),
+    ],
+)
+def test_the_order_of_warps_does_not_matter_in_passes_and_beside_non_finite_values(
+    simulated, leading_q, leading_k, name, position
+):
+    simulator = Simulator()
+    forward = Problem("float16", leading_q, leading_k, leading_k, 150, 170, 64, 64, True, "top-left", seed=7)
+    arguments, options = BackwardProblem(forward).arguments(simulator)
+    if name is not None:
+        {"dout": arguments[0], "q": arguments[1], "k": arguments[2]}[name].reshape(-1)[position] = np.inf
+    expected = simulator.attention_backward(*arguments, arch=simulated, **options)
+    for seed in range(2):
+        with ptxsim.settings(schedule="random", seed=seed):
+            assert_same(simulator.attention_backward(*arguments, arch=simulated, **options), expected)
+
+
 @few
 @given(problem=backward_problems.backward_problems(families=("normal",)), lanes=st.sampled_from([1, 256, 1024]))
 def test_how_blocks_are_simulated_together_does_not_matter(problem, lanes):
