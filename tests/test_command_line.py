@@ -305,7 +305,15 @@ def test_ptx_is_what_the_simulator_executes(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "target"), [("flash_fwd", "sm_75"), ("flash_fwd", "sm_120"), ("strided_copy", "sm_80")]
+    ("kernel", "target"),
+    [
+        ("flash_fwd", "sm_75"),
+        ("flash_fwd", "sm_120"),
+        ("strided_copy", "sm_80"),
+        ("flash_bwd_delta", "sm_75"),
+        ("flash_bwd_dkdv", "sm_75"),
+        ("flash_bwd_dq", "sm_120"),
+    ],
 )
 def test_cubin_is_machine_code_for_its_architecture(folder, kernel, target):
     assert main(["cubin", kernel, "--arch", target, "-o", "kernel.cubin"]) == 0
