@@ -123,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
                 const ELEMENT weight = exp(scores[m][n] - row_max[m]);
                 const int key = column + n * ROW_LANES;
                 tile_sum += weight;
-                st_shared(weight_tile.address(row + row_step(m), key / VECTOR) + key % VECTOR * sizeof(ELEMENT), weight);
+                const uint32_t vector = weight_tile.address(row + row_step(m), key / VECTOR);
+                st_shared(vector + key % VECTOR * sizeof(ELEMENT), weight);
             }
             row_sum[m] = fma(row_sum[m], alpha[m], tile_sum);
         }

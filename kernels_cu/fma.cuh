@@ -24,7 +24,8 @@ using FmaTile = SharedTile<ROWS, COLS * UNITS>;
 
 template <int ROWS, int COLS, int NUM_THREADS>
 struct FmaTileLoader : TileLoader<ROWS, COLS * UNITS, NUM_THREADS> {
-    __device__ FmaTileLoader(FmaTile<ROWS, COLS> tile, const ELEMENT* matrix, int64_t row_stride, int head_dim, int thread)
+    __device__ FmaTileLoader(FmaTile<ROWS, COLS> tile, const ELEMENT* matrix, int64_t row_stride, int head_dim,
+                             int thread)
         : TileLoader<ROWS, COLS * UNITS, NUM_THREADS>(tile, reinterpret_cast<const uint16_t*>(matrix),
                                                       row_stride * UNITS, head_dim * UNITS, thread) {}
 };
@@ -71,12 +72,14 @@ __device__ __forceinline__ void st_shared(uint32_t shared, double x) {
 // Vector k of row m of this thread; `address`: of vector 0 of its row 0.
 template <typename Tile>
 __device__ __forceinline__ Vector load_row(uint32_t address, int m, int k) {
-    return load_vector((address ^ (k % LINE_VECTORS ^ m % 4) * 16) + row_step(m) * Tile::ROW_BYTES + k / LINE_VECTORS * 128);
+    const uint32_t vector = address ^ (k % LINE_VECTORS ^ m % 4) * 16;
+    return load_vector(vector + row_step(m) * Tile::ROW_BYTES + k / LINE_VECTORS * 128);
 }
 
 // acc[m][n] += row m . row (lane % 16 + 16 n) of another tile, whose vector 0 of n = 0 is at `other`.
 template <typename RowTile, typename OtherTile>
-__device__ __forceinline__ void multiply_transposed(ELEMENT (&acc)[THREAD_ROWS][THREAD_KEYS], uint32_t rows, uint32_t other) {
+__device__ __forceinline__ void multiply_transposed(ELEMENT (&acc)[THREAD_ROWS][THREAD_KEYS], uint32_t rows,
+                                                    uint32_t other) {
 #pragma unroll 1
     for (int line = 0; line < RowTile::LINES; ++line) {
 #pragma unroll
@@ -109,12 +112,15 @@ struct Columns {
 
     __device__ Columns(Tile tile, int lane) {
 #pragma unroll
-        for (int c = 0; c < COUNT; ++c) address[c] = tile.address(0, min(index(c, lane), Tile::LINES * LINE_VECTORS - 1));
+        for (int c = 0; c < COUNT; ++c)
+            address[c] = tile.address(0, min(index(c, lane), Tile::LINES * LINE_VECTORS - 1));
     }
 
     static __device__ int index(int c, int lane) { return c * ROW_LANES + lane % ROW_LANES; }
 
-    __device__ Vector load(int row, int c) const { return load_vector((address[c] ^ row % 8 * 16) + row * Tile::ROW_BYTES); }
+    __device__ Vector load(int row, int c) const {
+        return load_vector((address[c] ^ row % 8 * 16) + row * Tile::ROW_BYTES);
+    }
 };
 
 // acc[m] += sum_j row m [j] * columns[j] over j < BLOCK_N

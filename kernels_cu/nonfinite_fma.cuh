@@ -30,8 +30,8 @@ __device__ void remove_nonfinite(Tile tile, int thread) {
 // Makes NaN of every element of acc to which a visible row of the tile contributes a non-finite value: one on or
 // below the diagonal, which is the last that row 0 of this thread sees.
 template <typename Tile>
-__device__ void spread_nonfinite(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR], const Columns<Tile>& columns,
-                                 int diagonal) {
+__device__ void spread_nonfinite(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR],
+                                 const Columns<Tile>& columns, int diagonal) {
 #pragma unroll 1
     for (int j = 0; j < BLOCK_N; ++j)
 #pragma unroll
