@@ -6,8 +6,10 @@ are computed on their GPU, NumPy arrays by the same kernels in the simulator ``p
 """
 
 from cupyflash import bounds, naive, reference
+from cupyflash._gradients import Gradients
 from cupyflash.attention import attention
+from cupyflash.backward import attention_backward, attention_vjp
 
-__all__ = ["attention", "bounds", "naive", "reference"]
+__all__ = ["Gradients", "attention", "attention_backward", "attention_vjp", "bounds", "naive", "reference"]
 
 __version__ = "0.1.0"

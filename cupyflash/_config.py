@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyflash._problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Problem
+from cupyflash._problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, HALF_TYPES, Problem
 
 MAX_BLOCKS = 2**31 - 1
 THREADS_PER_BLOCK = 256  # of the kernels with one thread per element
@@ -29,6 +29,9 @@ SHARED_MEMORY_PER_BLOCK = {
     120: 99 * KIB,
     121: 99 * KIB,
 }
+
+
+LINE_BYTES = 128  # that rows of shared-memory tiles are whole multiples of
 
 
 #: Names of the element types in the kernels.
@@ -111,6 +114,11 @@ def flash_fwd_defines(
     }
 
 
+def forward(problem: Problem, arch: str) -> KernelConfig:
+    """The forward kernel for the problem's dtype."""
+    return flash_fwd(problem, arch) if problem.dtype in HALF_TYPES else flash_fwd_fma(problem, arch)
+
+
 def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
     """The tensor-core forward kernel for float16 and bfloat16."""
     check_architecture(problem.dtype, arch)
@@ -130,9 +138,65 @@ def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
             scale_positive=problem.softmax_scale > 0,
             arch=arch,
         ),
-        grid=_grid(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
+        grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=elements * problem.dtype.itemsize,
+    )
+
+
+def flash_fwd_fma_tile(dtype: np.dtype, head_dim: int, head_dim_v: int, arch: str) -> Tile:
+    """Tile sizes of ``flash_fwd_fma``; like :func:`flash_fwd_tile` they do not depend on lengths.
+
+    A thread has 8 x 4 scores where its outputs leave room in the registers and the tiles in shared memory.
+    """
+    row_bytes = max(head_dim, head_dim_v) * dtype.itemsize
+    turing = compute_capability(arch) < 80
+    if row_bytes <= 256:
+        return Tile(64, 64, 4)
+    if row_bytes <= 512:
+        return Tile(64, 32, 4) if turing or dtype == FLOAT64 else Tile(64, 64, 4)
+    if row_bytes <= 1024:
+        return Tile(32, 16, 4) if turing else Tile(32, 32, 4)
+    return Tile(8, 16, 2) if turing else Tile(16, 16, 4)
+
+
+def flash_fwd_fma_defines(
+    dtype: np.dtype, head_dim: int, head_dim_v: int, *, causal: bool, arch: str
+) -> dict[str, int | str]:
+    """Compile-time constants of ``flash_fwd_fma``.
+
+    >>> flash_fwd_fma_defines(np.dtype("float32"), 64, 50, causal=True, arch="sm_80")["HEAD_DIM_V"]
+    64
+    """
+    tile = flash_fwd_fma_tile(dtype, head_dim, head_dim_v, arch)
+    line = LINE_BYTES // dtype.itemsize
+    return {
+        "ELEMENT": ELEMENT[dtype],
+        "HEAD_DIM": round_up(head_dim, line),
+        "HEAD_DIM_V": round_up(head_dim_v, line),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "NUM_WARPS": tile.num_warps,
+        "CAUSAL": int(causal),
+    }
+
+
+def flash_fwd_fma(problem: Problem, arch: str) -> KernelConfig:
+    """The forward kernel for float32 and float64."""
+    check_architecture(problem.dtype, arch)
+    dtype, head_dim, head_dim_v = problem.dtype, problem.head_dim, problem.head_dim_v
+    tile = flash_fwd_fma_tile(dtype, head_dim, head_dim_v, arch)
+    row_q, row_v, row_weights = (
+        round_up(columns * dtype.itemsize, LINE_BYTES) for columns in (head_dim, head_dim_v, tile.block_n)
+    )
+    return KernelConfig(
+        file="flash_fwd_fma",
+        name="flash_fwd_fma",
+        defines=flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
+        grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
+        block=tile.num_warps * WARP_SIZE,
+        # The keys and the values take turns in one place.
+        shared_bytes=tile.block_m * (row_q + row_weights) + tile.block_n * max(row_q, row_v),
     )
 
 
@@ -146,21 +210,23 @@ def attention_naive(problem: Problem, arch: str) -> tuple[KernelConfig, KernelCo
         "weighted_values": rows * problem.head_dim_v,
     }
     return tuple(
-        _one_thread_each("attention_naive", name, {"ELEMENT": ELEMENT[problem.dtype]}, num_threads)
+        one_thread_each("attention_naive", name, {"ELEMENT": ELEMENT[problem.dtype]}, num_threads)
         for name, num_threads in threads.items()
     )
 
 
 def strided_copy(shape: tuple[int, ...], dtype: np.dtype) -> KernelConfig:
     """A copy between two strided layouts of one shape."""
-    return _one_thread_each("strided_copy", "strided_copy", {"ELEMENT_BYTES": dtype.itemsize}, math.prod(shape))
+    return one_thread_each("strided_copy", "strided_copy", {"ELEMENT_BYTES": dtype.itemsize}, math.prod(shape))
 
 
-def _one_thread_each(file: str, name: str, defines: Mapping[str, int | str], num_threads: int) -> KernelConfig:
-    return KernelConfig(file, name, defines, _grid(ceil_div(num_threads, THREADS_PER_BLOCK)), THREADS_PER_BLOCK)
+def one_thread_each(file: str, name: str, defines: Mapping[str, int | str], num_threads: int) -> KernelConfig:
+    """A kernel with one thread per number that it computes."""
+    return KernelConfig(file, name, defines, grid_of(ceil_div(num_threads, THREADS_PER_BLOCK)), THREADS_PER_BLOCK)
 
 
-def _grid(num_blocks: int) -> int:
+def grid_of(num_blocks: int) -> int:
+    """A one-dimensional grid, or ValueError where there are too many blocks for one."""
     if num_blocks > MAX_BLOCKS:
         raise ValueError(f"q: the call needs {num_blocks} thread blocks, more than the {MAX_BLOCKS} of one launch")
     return num_blocks

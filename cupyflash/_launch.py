@@ -38,6 +38,33 @@ FLASH_FWD = np.dtype(
     ],
     align=True,
 )
+
+
+def flash_fwd_fma_params(dtype: np.dtype) -> np.dtype:
+    """Parameters of ``flash_fwd_fma``: those of ``flash_fwd``, but the scale itself, in the elements' dtype."""
+    return np.dtype([*((name, FLASH_FWD[name]) for name in FLASH_FWD.names[:-1]), ("scale", dtype)], align=True)
+
+
+#: An operand of a backward kernel, and what it has per query (``SummedOperand`` and ``RowValues`` in common.cuh).
+SUMMED_OPERAND = np.dtype(
+    [
+        ("data", np.uint64),
+        ("row_stride", np.int64),
+        ("owner_stride", *_BATCH_STRIDES),
+        ("reduced_stride", *_BATCH_STRIDES),
+    ],
+    align=True,
+)
+FLASH_BWD_DELTA = np.dtype(
+    [
+        ("out", OPERAND),
+        ("dout", OPERAND),
+        *((name, np.uint64) for name in ("lse", "dlse", "delta", "lse_log2")),
+        ("batch", BATCH_SHAPE),
+        *((name, np.int32) for name in ("num_batches", "seqlen_q", "head_dim_v")),
+    ],
+    align=True,
+)
 STRIDED_COPY = np.dtype(
     [
         ("source", np.uint64),
@@ -52,6 +79,26 @@ STRIDED_COPY = np.dtype(
 )
 
 
+def _flash_bwd_params(*gradients: str) -> np.dtype:
+    sizes = ("num_reduced", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
+    operands = ("query", "key", "value", "dout", *gradients, "lse_log2", "delta")
+    return np.dtype(
+        [
+            *((name, SUMMED_OPERAND) for name in operands),
+            ("owner", BATCH_SHAPE),
+            ("reduced", BATCH_SHAPE),
+            *((name, np.int32) for name in sizes),
+            ("scale_log2", np.float32),
+            ("scale", np.float32),
+        ],
+        align=True,
+    )
+
+
+FLASH_BWD_DKDV = _flash_bwd_params("dkey", "dvalue")
+FLASH_BWD_DQ = _flash_bwd_params("dquery")
+
+
 def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
     """Parameters of the three naive kernels; the scale is float64 for float64."""
     sizes = ("num_batches", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
@@ -61,6 +108,36 @@ def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
             ("scores", np.uint64),
             ("lse", np.uint64),
             ("batch", BATCH_SHAPE),
+            *((name, np.int32) for name in sizes),
+            ("scale", scale_dtype),
+        ],
+        align=True,
+    )
+
+
+#: As SUMMED_OPERAND, with any column stride (``SummedMatrix`` in attention_naive_bwd.cu).
+SUMMED_MATRIX = np.dtype(
+    [
+        ("data", np.uint64),
+        ("row_stride", np.int64),
+        ("column_stride", np.int64),
+        ("owner_stride", *_BATCH_STRIDES),
+        ("reduced_stride", *_BATCH_STRIDES),
+    ],
+    align=True,
+)
+
+
+def attention_naive_bwd_params(scale_dtype: np.dtype) -> np.dtype:
+    """Parameters of the five naive kernels of the backward; the scale is float64 for float64."""
+    matrices = ("query", "key", "value", "dout", "weights", "dscores", "gradient")
+    sizes = ("num_owners", "num_reduced", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
+    return np.dtype(
+        [
+            *((name, SUMMED_MATRIX) for name in matrices),
+            ("dlse", np.uint64),
+            ("owner", BATCH_SHAPE),
+            ("reduced", BATCH_SHAPE),
             *((name, np.int32) for name in sizes),
             ("scale", scale_dtype),
         ],

@@ -73,9 +73,9 @@ class Problem:
     def num_batches(self) -> int:
         return math.prod(self.batch_shape)
 
-    def layout(self, array: Any) -> Layout:
-        """Layout of an array with the result's leading dimensions."""
-        return _layout(array, self.leading_shape, self.grouped_heads)
+    def layout(self, array: Any, shared_heads: bool = False) -> Layout:
+        """Layout of an array with leading dimensions as q's or the result's, with ``shared_heads`` as k's or v's."""
+        return _layout(array, self.leading_shape, self.grouped_heads, shared_heads)
 
 
 def attention_problem(
@@ -117,7 +117,7 @@ def attention_problem(
         v=_layout(v, leading_shape, grouped_heads, shared_heads=True),
     )
     if out is not None:
-        _check_out(out, problem, {"q": q, "k": k, "v": v})
+        check_result("out", out, dtype, problem.out_shape, {"q": q, "k": k, "v": v})
     return problem
 
 
@@ -167,23 +167,23 @@ def _check_arrays(q, k, v) -> Literal["numpy", "cupy"]:
     arrays = {"q": q, "k": k, "v": v}
     kind = array_kind(q, "q")
     for name, array in arrays.items():
-        _check_same_place(array, name, q, kind)
+        check_same_place(array, name, q, kind)
         if array.ndim < 2:
             raise ValueError(
                 f"{name}: needs at least 2 dimensions (..., seqlen, head_dim), but has shape {array.shape}"
             )
-        _check_element_aligned(array, name)
+        check_element_aligned(array, name)
     return kind
 
 
-def _check_same_place(array, name: str, q, kind: str) -> None:
+def check_same_place(array, name: str, q, kind: str) -> None:
     if array_kind(array, name) != kind:
         raise TypeError(f"{name}: {array_kind(array, name)} array, but q is a {kind} array; one call takes one kind")
     if kind == "cupy" and array.device.id != q.device.id:
         raise ValueError(f"{name}: on device {array.device.id}, but q is on device {q.device.id}")
 
 
-def _check_element_aligned(array, name: str) -> None:
+def check_element_aligned(array, name: str) -> None:
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides) or _address(array) % size:
         raise ValueError(f"{name}: its elements do not lie at multiples of their {size} bytes; use {name}.copy()")
@@ -278,20 +278,27 @@ def _check_scale(softmax_scale, head_dim: int) -> float:
     return scale
 
 
-def _check_out(out, problem: Problem, inputs: dict[str, Any]) -> None:
-    _check_same_place(out, "out", inputs["q"], problem.kind)
-    if out.dtype != problem.dtype or not out.dtype.isnative:
-        raise TypeError(f"out: dtype {out.dtype.str if out.dtype.kind != 'V' else out.dtype}, expected {problem.dtype}")
-    if out.shape != problem.out_shape:
-        raise ValueError(f"out: shape {out.shape}, expected {problem.out_shape}")
-    _check_element_aligned(out, "out")
-    if problem.kind == "numpy" and not out.flags.writeable:
-        raise ValueError("out: is read-only")
-    if _may_overlap_itself(out):
-        raise ValueError(f"out: elements overlap each other; shape {out.shape}, strides {out.strides} bytes")
-    for name, array in inputs.items():
-        if _share_memory(out, array):
-            raise ValueError(f"out: overlaps {name} in memory")
+def check_result(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...], inputs: dict[str, Any]) -> None:
+    """Raise unless the results of a call whose ``inputs`` start with q may be written to ``array``."""
+    q = inputs["q"]
+    check_same_place(array, name, q, array_kind(q, "q"))
+    check_dtype_and_shape(name, array, dtype, shape)
+    check_element_aligned(array, name)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{name}: is read-only")
+    if _may_overlap_itself(array):
+        raise ValueError(f"{name}: elements overlap each other; shape {array.shape}, strides {array.strides} bytes")
+    for other_name, other in inputs.items():
+        if _share_memory(array, other):
+            raise ValueError(f"{name}: overlaps {other_name} in memory")
+
+
+def check_dtype_and_shape(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or not array.dtype.isnative:
+        given = array.dtype if array.dtype.kind == "V" else array.dtype.str
+        raise TypeError(f"{name}: dtype {given}, expected {dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{name}: shape {array.shape}, expected {shape}")
 
 
 def _may_overlap_itself(array) -> bool:

@@ -27,8 +27,8 @@ def attention(
     Parameters
     ----------
     q, k, v : numpy.ndarray or cupy.ndarray
-        One dtype, float16 or bfloat16 (``ml_dtypes.bfloat16``); any strides. head_dim D and head_dim_v Dv are
-        1 to 256; L, S and the leading dimensions may be 0. NumPy arrays run in the simulator
+        One dtype, float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; any strides. head_dim D and
+        head_dim_v Dv are 1 to 256; L, S and the leading dimensions may be 0. NumPy arrays run in the simulator
         (:mod:`cupyflash.ptxsim`), CuPy arrays on their GPU and its current stream.
     softmax_scale : real number, optional
         Finite, zero and negative included; 1 / sqrt(D) by default.
@@ -41,7 +41,8 @@ def attention(
     align : "bottom-right" or "top-left", optional
         Needed where ``causal`` and L != S.
     return_lse : bool
-        Also return the natural log of each row's sum of exponentials, shape (..., L), float32.
+        Also return the natural log of each row's sum of exponentials, shape (..., L), float32 (float64 for
+        float64).
     out : array, optional
         Where to write the result: its shape and dtype, any strides, no overlap with an input.
 
@@ -50,7 +51,9 @@ def attention(
     out : array of the inputs' kind, shape (..., L, Dv), their dtype, C-contiguous unless given
     lse : with ``return_lse``
 
-    Scores, sums and exponentials are float32, with subnormals flushed to 0; the weights are rounded to the dtype.
+    Scores, sums and exponentials are float32, with subnormals flushed to 0, and the weights of 16-bit inputs are
+    rounded to their dtype. Float64 is computed in float64 throughout. Neither float32 nor float64 uses tensor cores;
+    their exponentials and logarithms are off by at most 2 units in the last place.
     A query that sees no key has out 0 and lse -inf. What a masked key holds, NaN included, has no influence. Results
     do not depend on the rest of the batch and are the same, bit for bit, each time.
 
@@ -71,11 +74,9 @@ def attention(
     >>> bool((out[..., 0, :] == v[..., 0, :]).all())  # the first query sees one key
     True
     """
-    problem = attention_problem(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, out=out, dtypes=HALF_TYPES
-    )
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, out=out)
     device = _launch.device_of(problem.kind, q)
-    config = _config.flash_fwd(problem, device.arch)
+    config = _config.forward(problem, device.arch)
     with device:
         if out is None:
             out = device.empty(problem.out_shape, problem.dtype)
@@ -97,16 +98,11 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         ("value", v, problem.v, rows_k, problem.head_dim_v),
         ("out", out, problem.layout(out), rows_q, problem.head_dim_v),
     ):
-        if _packing.in_chunks(device.address(array), layout, problem.batch_shape, rows, columns):
-            arrays[name], layouts[name] = array, layout
-            continue
-        packed, packed_layout = _packing.packed(device, array.dtype, layout, problem.batch_shape, rows, columns)
-        arrays[name], layouts[name] = packed, packed_layout
-        matrices = problem.batch_shape, rows, columns
-        if name == "out":
-            after.append(_packing.copy(device, packed, packed_layout, array, layout, *matrices))
-        else:
-            before.append(_packing.copy(device, array, layout, packed, packed_layout, *matrices))
+        is_result = name == "out"
+        arrays[name], layouts[name], copies = _packing.in_chunks_or_packed(
+            device, array, layout, problem.batch_shape, rows, columns, is_result=is_result
+        )
+        (after if is_result else before).extend(copies)
 
     sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layouts[name].batch_strides for name in layouts))
     operands = {
@@ -117,8 +113,12 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         }
         for name, strides in zip(layouts, batch_strides, strict=True)
     }
+    if problem.dtype in HALF_TYPES:
+        params_dtype, scale = _launch.FLASH_FWD, {"scale_log2": problem.softmax_scale * LOG2_E}
+    else:
+        params_dtype, scale = _launch.flash_fwd_fma_params(problem.dtype), {"scale": problem.softmax_scale}
     params = _launch.pack(
-        _launch.FLASH_FWD,
+        params_dtype,
         **operands,
         lse=0 if lse is None else device.address(lse),
         batch=_launch.batch_shape(sizes),
@@ -127,7 +127,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         causal_shift=problem.causal_shift,
-        scale_log2=problem.softmax_scale * LOG2_E,
+        **scale,
     )
     touched = (*arrays.values(), *(() if lse is None else (lse,)))
     return [*before, Launch(config, params, touched), *after]

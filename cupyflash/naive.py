@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from cupyflash import _config, _launch
+import math
+
+from cupyflash import _backward_config, _config, _launch, _packing
+from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Launch
-from cupyflash._problem import Align, attention_problem, merge_batch_dims
+from cupyflash._problem import Align, Layout, Problem, attention_problem, merge_batch_dims
+from cupyflash._summation import summation
 
 
 def attention(
@@ -39,34 +43,143 @@ def attention(
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
         scores = device.empty((problem.num_batches, problem.seqlen_q, problem.seqlen_k), problem.dtype)
-        layouts = {"query": problem.q, "key": problem.k, "value": problem.v, "out": problem.layout(out)}
-        sizes, batch_strides = merge_batch_dims(
-            problem.batch_shape, *(layout.batch_strides for layout in layouts.values())
-        )
-        operands = {
-            name: {
-                "data": device.address(array),
-                "row_stride": layouts[name].row_stride,
-                "column_stride": layouts[name].column_stride,
-                "batch_stride": strides,
-            }
-            for name, array, strides in zip(layouts, (q, k, v, out), batch_strides, strict=True)
-        }
-        params = _launch.pack(
-            _launch.attention_naive_params(problem.lse_dtype),
-            **operands,
-            scores=device.address(scores),
-            lse=0 if lse is None else device.address(lse),
-            batch=_launch.batch_shape(sizes),
-            num_batches=problem.num_batches,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
-            head_dim=problem.head_dim,
-            head_dim_v=problem.head_dim_v,
-            # Without a mask every query sees the last key.
-            causal_shift=problem.causal_shift if problem.causal else problem.seqlen_k,
-            scale=problem.softmax_scale,
-        )
+        params = _forward_params(problem, device, q, k, v, out, scores, lse)
         arrays = (q, k, v, out, scores, *(() if lse is None else (lse,)))
         _launch.run(device, [Launch(config, params, arrays) for config in configs])
     return (out, lse) if return_lse else out
+
+
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    grads_out=None,
+) -> Gradients:
+    """The same function as :func:`cupyflash.attention_backward`, in kernels that write P, dP and dS to device memory.
+
+    Arguments, results and errors are those of :func:`cupyflash.attention_backward`; all but lse and dlse may also be
+    float32, or float64 with everything computed in float64 (lse and dlse too). out and lse are not used: P is computed
+    again as the forward does. Extra device memory: 2 * L * S elements per head.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 8))
+    >>> out, lse = attention(q, k, v, return_lse=True)
+    >>> dq, dk, dv = attention_backward(np.ones_like(out), q, k, v, out, lse)
+    >>> dv.dtype, bool(np.allclose(dv.sum(axis=0), 4))
+    (dtype('float64'), True)
+    """
+    problem, grads_out = backward_problem(
+        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align, grads_out=grads_out
+    )
+    device = _launch.device_of(problem.kind, q)
+    scores_config, softmax_config, _ = _config.attention_naive(problem, device.arch)
+    with device:
+        gradients = made(device, problem, (q, k, v), grads_out)
+        shape = (problem.num_batches, problem.seqlen_q, problem.seqlen_k)
+        weights, dscores = (device.empty(shape, problem.dtype) for _ in range(2))
+        params = _forward_params(problem, device, q, k, v, out, weights, None)
+        launches = [Launch(config, params, (q, k, v, out, weights)) for config in (scores_config, softmax_config)]
+        dlse, copies = _packing.contiguous_rows(device, problem, dlse)
+        launches += copies
+
+        arrays = {"query": q, "key": k, "value": v, "dout": dout, "weights": weights, "dscores": dscores}
+        pairs = _pair_layout(problem)
+        layouts = {
+            "query": problem.q,
+            "key": problem.k,
+            "value": problem.v,
+            "dout": problem.layout(dout),
+            "weights": pairs,
+            "dscores": pairs,
+        }
+        launches += [
+            _backward_launch(problem, device, name, arrays, layouts, pairs, dlse) for name in ("dweights", "dscores")
+        ]
+        for name, gradient in zip(("dquery", "dkey", "dvalue"), gradients, strict=True):
+            if gradient.size:  # an array without elements has strides that say nothing
+                layout = problem.layout(gradient, shared_heads=name != "dquery")
+                launches.append(
+                    _backward_launch(
+                        problem, device, name, {**arrays, "gradient": gradient}, {**layouts, "gradient": layout},
+                        layout, None,
+                    )
+                )  # fmt: skip
+        _launch.run(device, launches)
+    return gradients
+
+
+def _pair_layout(problem: Problem) -> Layout:
+    """Of an array (batch, seqlen_q, seqlen_k) whose batches are not merged."""
+    size = problem.seqlen_q * problem.seqlen_k
+    shape = problem.batch_shape
+    strides = tuple(math.prod(shape[axis + 1 :]) * size for axis in range(len(shape)))
+    return Layout(strides, problem.seqlen_k, 1)
+
+
+def _backward_launch(problem: Problem, device, name: str, arrays, layouts, owner: Layout, dlse) -> Launch:
+    terms = summation(problem.batch_shape, owner, layouts)
+    matrices = {
+        operand: {
+            "data": device.address(arrays[operand]),
+            "row_stride": layouts[operand].row_stride,
+            "column_stride": layouts[operand].column_stride,
+            **strides,
+        }
+        for operand, strides in terms.strides.items()
+    }
+    params = _launch.pack(
+        _launch.attention_naive_bwd_params(problem.lse_dtype),
+        **matrices,
+        **terms.shapes,
+        dlse=0 if dlse is None else device.address(dlse),
+        num_owners=terms.num_owners,
+        num_reduced=terms.num_reduced,
+        **_sizes(problem),
+    )
+    touched = (*arrays.values(), *(() if dlse is None else (dlse,)))
+    return Launch(_backward_config.attention_naive_bwd(problem, name, terms.num_owners), params, touched)
+
+
+def _forward_params(problem: Problem, device, q, k, v, out, scores, lse):
+    layouts = {"query": problem.q, "key": problem.k, "value": problem.v, "out": problem.layout(out)}
+    sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layout.batch_strides for layout in layouts.values()))
+    operands = {
+        name: {
+            "data": device.address(array),
+            "row_stride": layouts[name].row_stride,
+            "column_stride": layouts[name].column_stride,
+            "batch_stride": strides,
+        }
+        for name, array, strides in zip(layouts, (q, k, v, out), batch_strides, strict=True)
+    }
+    return _launch.pack(
+        _launch.attention_naive_params(problem.lse_dtype),
+        **operands,
+        scores=device.address(scores),
+        lse=0 if lse is None else device.address(lse),
+        batch=_launch.batch_shape(sizes),
+        num_batches=problem.num_batches,
+        **_sizes(problem),
+    )
+
+
+def _sizes(problem: Problem) -> dict[str, float]:
+    return {
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        # Without a mask every query sees the last key.
+        "causal_shift": problem.causal_shift if problem.causal else problem.seqlen_k,
+        "scale": problem.softmax_scale,
+    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._launch import Gpu
-from cupyflash._problem import Align, Problem, array_kind, attention_problem
+from cupyflash._problem import FLOAT64, Align, Problem, array_kind, attention_problem
 
 
 def attention(
@@ -40,6 +41,49 @@ def attention(
     return returned(problem, q, *_attention(problem, *on_host(problem, q, k, v)), return_lse, out)
 
 
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    grads_out=None,
+) -> Gradients:
+    """Gradients in float64: what :func:`cupyflash.attention_backward` is judged against.
+
+    Arguments, shapes, meaning and errors are those of :func:`cupyflash.attention_backward`; dout, q, k, v and out share
+    one of float16, bfloat16, float32 and float64. The gradients, ``grads_out`` too, are float64. out and lse are
+    checked for shape and dtype only: the exact ones are computed again from q, k and v. A key whose score is -inf is
+    removed like a masked one, and a pair that is masked adds nothing to any gradient, whatever its values are.
+
+    Examples
+    --------
+    One query over two equal keys, with dout = 1: the output grows with the weight of the larger value.
+
+    >>> q, k, v = np.ones((1, 1)), np.zeros((2, 1)), np.array([[2.0], [6.0]])
+    >>> out, lse = attention(q, k, v, return_lse=True)
+    >>> dq, dk, dv = attention_backward(np.ones((1, 1)), q, k, v, out, lse)
+    >>> dk, dv
+    (array([[-1.],
+           [ 1.]]), array([[0.5],
+           [0.5]]))
+    """
+    problem, grads_out = backward_problem(
+        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
+        grads_out=grads_out, gradient_dtype=FLOAT64,
+    )  # fmt: skip
+    (dout,) = float64_on_host(problem, dout)
+    dlse = None if dlse is None else float64_on_host(problem, dlse)[0]
+    gradients = _attention_backward(problem, dout, *on_host(problem, q, k, v), dlse)
+    return returned_gradients(problem, (q, k, v), gradients, grads_out)
+
+
 def returned(problem: Problem, q, result: np.ndarray, lse: np.ndarray, return_lse: bool, out):
     """Float64 results computed on the host, as arrays of the problem's shape, of q's kind and on its device."""
     result = np.ascontiguousarray(np.broadcast_to(result, problem.out_shape))
@@ -60,12 +104,49 @@ def returned(problem: Problem, q, result: np.ndarray, lse: np.ndarray, return_ls
     return (result, lse) if return_lse else result
 
 
+def returned_gradients(problem: Problem, operands, gradients, grads_out) -> Gradients:
+    """Float64 gradients per head, summed to their operands' shapes, as arrays of their kind and on their device."""
+    results = [
+        np.ascontiguousarray(summed_to(operand.shape, gradient))
+        for operand, gradient in zip(operands, gradients, strict=True)
+    ]
+    if problem.kind == "cupy":
+        with Gpu(operands[0].device.id) as gpu:
+            return _placed([gpu.from_host(result) for result in results], grads_out)
+    return _placed(results, grads_out)
+
+
+def _placed(results, targets) -> Gradients:
+    for result, target in zip(results, targets, strict=True):
+        if target is not None:
+            target[...] = result
+    return Gradients(*(result if target is None else target for result, target in zip(results, targets, strict=True)))
+
+
+def summed_to(shape: tuple[int, ...], gradient: np.ndarray) -> np.ndarray:
+    """Sum over the leading dimensions that broadcast an operand of this shape, and over heads that share its heads.
+
+    >>> summed_to((2, 1, 1), np.arange(6.0).reshape(3, 2, 1, 1))[:, 0, 0]
+    array([6., 9.])
+    """
+    own_shape = (1,) * (gradient.ndim - len(shape)) + shape
+    for axis, size in enumerate(own_shape[:-2]):
+        if gradient.shape[axis] != size:
+            before, after = gradient.shape[:axis], gradient.shape[axis + 1 :]
+            gradient = gradient.reshape(*before, size, gradient.shape[axis] // size, *after).sum(axis=axis + 1)
+    return gradient.reshape(shape)
+
+
+def float64_on_host(problem: Problem, *arrays) -> tuple[np.ndarray, ...]:
+    if problem.kind == "cupy":
+        with Gpu(arrays[0].device.id):
+            arrays = [array.get() for array in arrays]
+    return tuple(array.astype(np.float64) for array in arrays)
+
+
 def on_host(problem: Problem, q, k, v) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k and v as float64 NumPy arrays that broadcast: a key head is repeated for each query head that uses it."""
-    if problem.kind == "cupy":
-        with Gpu(q.device.id):
-            q, k, v = (array.get() for array in (q, k, v))
-    q, k, v = (array.astype(np.float64) for array in (q, k, v))
+    q, k, v = float64_on_host(problem, q, k, v)
     if problem.grouped_heads:
         num_kv_heads, group = problem.grouped_heads
         k, v = (
@@ -102,14 +183,37 @@ def softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return weights, lse[..., 0]
 
 
+def weighted_sum(weights: np.ndarray, values: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """weights @ values, in which a pair that is not ``seen`` adds nothing, where 0 * inf would be NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = weights @ np.where(np.isfinite(values), values, 0)
+        for idx in np.flatnonzero((~np.isfinite(values)).any(axis=(*range(values.ndim - 2), -1))):
+            value = values[..., idx, None, :]
+            added = seen[..., idx, None] & ~np.isfinite(value)
+            result = result + np.where(added, weights[..., idx, None] * value, 0)
+    return result
+
+
 def _attention(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scores = scaled_scores(problem, q, k)
     weights, lse = softmax(scores)
+    return weighted_sum(weights, v, scores != -np.inf), lse
+
+
+def _attention_backward(problem: Problem, dout, q, k, v, dlse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of each head of the result on its own."""
+    scores = scaled_scores(problem, q, k)
+    seen = scores != -np.inf
+    weights = np.where(seen, softmax(scores)[0], 0)  # a row with a NaN has it everywhere
+    seen_by = np.swapaxes(seen, -1, -2)
     with np.errstate(invalid="ignore", over="ignore"):
-        out = weights @ np.where(np.isfinite(v), v, 0)
-        # 0 * inf is NaN: non-finite values are added by hand, to the rows that see them.
-        for key_idx in np.flatnonzero((~np.isfinite(v)).any(axis=(*range(v.ndim - 2), -1))):
-            value = v[..., key_idx, None, :]
-            seen = (scores[..., key_idx, None] != -np.inf) & ~np.isfinite(value)
-            out = out + np.where(seen, weights[..., key_idx, None] * value, 0)
-    return out, lse
+        dweights = np.where(seen, dout @ np.swapaxes(v, -1, -2), 0)
+        delta = np.where(seen, weights * dweights, 0).sum(axis=-1, keepdims=True)
+        if dlse is not None:
+            delta = delta - dlse[..., None]
+        dscores = problem.softmax_scale * np.where(seen, weights * (dweights - delta), 0)
+    return (
+        weighted_sum(dscores, k, seen),
+        weighted_sum(np.swapaxes(dscores, -1, -2), q, seen_by),
+        weighted_sum(np.swapaxes(weights, -1, -2), dout, seen_by),
+    )

@@ -12,8 +12,17 @@ __all__ = ["CATALOGUE", "source"]
 CATALOGUE = {
     "attention_naive": "attention by the standard method, scores and weights in device memory: three kernels, "
     "`scores`, `softmax` and `weighted_values`",
+    "attention_naive_bwd": "its gradients, P, dP and dS in device memory: five kernels, `dweights`, `dscores`, "
+    "`dquery`, `dkey` and `dvalue`",
     "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
     "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
+    "flash_bwd_delta": "delta = rowsum(dout * out) - dlse, and lse in base 2, for the next two; ELEMENT; "
+    "one warp per query",
+    "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, NUM_STAGES, WITH_DKEY, WITH_DVALUE; "
+    "one block per BLOCK_N keys of one key head",
+    "flash_bwd_dq": "dq on tensor cores; constants of flash_fwd, NUM_STAGES; one block per BLOCK_M queries of one head",
+    "flash_fwd_fma": "attention, forward, by fused multiply-adds (float32, float64); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
+    "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL; one block per BLOCK_M queries of one head",
     "strided_copy": "one array into another of the same shape and any strides; ELEMENT_BYTES; one thread per element",
 }
 

@@ -8,9 +8,7 @@
 #include "common.cuh"
 #include "ptx.cuh"
 #include "element.cuh"
-
-using Bits = Element<ELEMENT>::Bits;
-using Compute = Element<ELEMENT>::Compute;
+#include "naive.cuh"
 
 // A batched matrix with any strides, counted in elements.
 template <typename T>
@@ -33,24 +31,14 @@ struct Params {
     int causal_shift;    // key j is visible to query i iff j <= i + causal_shift
     Compute scale;
 
-    // Visible keys are the first ones of a row.
-    __device__ int num_visible(int query_idx) const {
-        return int(max(int64_t(0), min(int64_t(seqlen_k), int64_t(query_idx) + causal_shift + 1)));
-    }
+    __device__ int num_visible(int query_idx) const { return num_visible_keys(query_idx, seqlen_k, causal_shift); }
 };
-
-__device__ int64_t thread_index() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 __device__ Compute warp_max(Compute x) {
     for (int lanes = WARP_SIZE / 2; lanes > 0; lanes /= 2) {
         const Compute other = __shfl_xor_sync(FULL_WARP, x, lanes);
         x = x > other || x != x ? x : other;   // a NaN stays, so that its row shows it
     }
-    return x;
-}
-
-__device__ Compute warp_sum(Compute x) {
-    for (int lanes = WARP_SIZE / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(FULL_WARP, x, lanes);
     return x;
 }
 

@@ -8,6 +8,7 @@ constexpr int WARP_SIZE = 32;
 constexpr uint32_t FULL_WARP = 0xffffffff;
 constexpr int MAX_BATCH_DIMS = 8;
 constexpr float LN2 = 0.693147180559945309f;
+constexpr float LOG2_E = 1.442695040888963407f;
 
 __device__ constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
@@ -47,3 +48,20 @@ struct Operand {
 
     __device__ T* matrix(const BatchShape& batch, int index) const { return data + batch.offset(index, batch_stride); }
 };
+
+// An operand of a backward kernel. A block owns one matrix of a gradient, which an index over the owner
+// dimensions names, and sums over the reduced dimensions: those that broadcast it or that share its head.
+template <typename T>
+struct SummedOperand {
+    T* data;
+    int64_t row_stride;
+    int64_t owner_stride[MAX_BATCH_DIMS];
+    int64_t reduced_stride[MAX_BATCH_DIMS];
+
+    __device__ T* matrix(const BatchShape& owner, int owner_index, const BatchShape& reduced, int reduced_index) const {
+        return data + owner.offset(owner_index, owner_stride) + reduced.offset(reduced_index, reduced_stride);
+    }
+};
+
+// One float per query: row_stride is 1.
+using RowValues = SummedOperand<const float>;

@@ -9,6 +9,7 @@
 #include "ptx.cuh"
 #include "tile.cuh"
 #include "mma.cuh"
+#include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
 #include "nonfinite.cuh"
@@ -84,23 +85,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         value_loader.load_async(keys_left);
 
         // S = Q K^T
-#pragma unroll
-        for (int k = 0; k < HEAD_DIM / MMA_K; ++k) {
-            uint32_t query[M_TILES][4];
-#pragma unroll
-            for (int m = 0; m < M_TILES; ++m)
-                ldmatrix_x4(query[m], fragment_column(query_address, k) + m * MMA_M * QueryTile::ROW_BYTES);
-#pragma unroll
-            for (int n = 0; n < N_TILES; n += 2) {
-                uint32_t key[4];
-                ldmatrix_x4(key, fragment_column(key_address, k) + n * MMA_N * KeyTile::ROW_BYTES);
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    mma_m16n8k16<ELEMENT>(scores[m][n], query[m], key[0], key[1]);
-                    mma_m16n8k16<ELEMENT>(scores[m][n + 1], query[m], key[2], key[3]);
-                }
-            }
-        }
+        mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_address);
 
         if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
         const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
@@ -141,16 +126,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)
                 softmax.exponentiate<ELEMENT>(m, scores[m][2 * k], scores[m][2 * k + 1], weight[m]);
-#pragma unroll
-            for (int d = 0; d < DIM_TILES; d += 2) {
-                uint32_t value[4];
-                ldmatrix_x4_trans(value, fragment_column(value_address, d / 2) + k * MMA_K * ValueTile::ROW_BYTES);
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    mma_m16n8k16<ELEMENT>(acc[m][d], weight[m], value[0], value[1]);
-                    mma_m16n8k16<ELEMENT>(acc[m][d + 1], weight[m], value[2], value[3]);
-                }
-            }
+            mma_ab<ELEMENT>(acc, weight, value_address, k * MMA_K * ValueTile::ROW_BYTES);
         }
     };
     int tile = 0;

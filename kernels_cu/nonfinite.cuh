@@ -25,18 +25,18 @@ __device__ __forceinline__ uint32_t finite_part(uint32_t pair) {
 // Calls visit(address of a chunk) for the chunks that `loader` copied, so that no barrier is needed
 // between a thread's copies and its look at them.
 template <typename Loader, typename Visit>
-__device__ __forceinline__ void for_each_chunk(const Loader& loader, Visit visit) {
+__device__ __forceinline__ void for_each_chunk(const Loader& loader, int stage, Visit visit) {
 #pragma unroll 1
     for (int row = 0; row < Loader::NUM_ROWS; row += Loader::ROW_STEP)
 #pragma unroll
         for (int line = 0; line < Loader::Tile::LINES; ++line)
-            visit(loader.destination + row * Loader::Tile::ROW_BYTES + line * 128);
+            visit(loader.destination + stage + row * Loader::Tile::ROW_BYTES + line * 128);
 }
 
 template <typename Element, typename Loader>
-__device__ bool holds_nonfinite(const Loader& loader) {
+__device__ bool holds_nonfinite(const Loader& loader, int stage = 0) {
     bool found = false;
-    for_each_chunk(loader, [&](uint32_t address) {
+    for_each_chunk(loader, stage, [&](uint32_t address) {
         const uint4 chunk = ld_shared_v4(address);
         for (const uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w})
             found |= is_nonfinite<Element>(pair, 0) || is_nonfinite<Element>(pair, 16);
@@ -45,26 +45,26 @@ __device__ bool holds_nonfinite(const Loader& loader) {
 }
 
 template <typename Element, typename Loader>
-__device__ void remove_nonfinite(const Loader& loader) {
-    for_each_chunk(loader, [&](uint32_t address) {
+__device__ void remove_nonfinite(const Loader& loader, int stage = 0) {
+    for_each_chunk(loader, stage, [&](uint32_t address) {
         const uint4 chunk = ld_shared_v4(address);
         st_shared_v4(address, {finite_part<Element>(chunk.x), finite_part<Element>(chunk.y),
                                finite_part<Element>(chunk.z), finite_part<Element>(chunk.w)});
     });
 }
 
-// Makes NaN of every output element to which a visible key contributes a non-finite value.
-template <typename Element, int M_TILES, int DIM_TILES, typename Tile>
-__device__ void spread_nonfinite(float (&acc)[M_TILES][DIM_TILES][4], Tile value, const TileMask<M_TILES>& mask, int lane) {
+// Makes NaN of every element of acc to which a visible row of the tile contributes a non-finite value.
+template <typename Element, int M_TILES, int DIM_TILES, typename Tile, typename Mask>
+__device__ void spread_nonfinite(float (&acc)[M_TILES][DIM_TILES][4], Tile tile, const Mask& mask, int lane) {
 #pragma unroll 1
-    for (int key = 0; key < Tile::NUM_ROWS; ++key)
+    for (int row = 0; row < Tile::NUM_ROWS; ++row)
 #pragma unroll
         for (int d = 0; d < DIM_TILES; ++d) {
-            const uint32_t pair = ld_shared(value.address(key, d) + lane % 4 * 4);
+            const uint32_t pair = ld_shared(tile.address(row, d) + lane % 4 * 4);
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (mask.visible(m, i / 2, key) && is_nonfinite<Element>(pair, i % 2 * 16)) acc[m][d][i] = not_a_number();
+                    if (mask.visible(m, i / 2, row) && is_nonfinite<Element>(pair, i % 2 * 16)) acc[m][d][i] = not_a_number();
         }
 }

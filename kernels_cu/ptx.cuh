@@ -83,6 +83,12 @@ __device__ __forceinline__ uint32_t ld_shared(uint32_t shared) {
     return pair;
 }
 
+__device__ __forceinline__ float2 ld_shared_v2(uint32_t shared) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(shared) : "memory");
+    return pair;
+}
+
 __device__ __forceinline__ void st_shared_v4(uint32_t shared, uint4 chunk) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
                  :
@@ -94,6 +100,10 @@ __device__ __forceinline__ void st_shared(uint32_t shared, uint32_t pair) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(pair) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_v2(uint32_t shared, uint2 pair) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(pair.x), "r"(pair.y) : "memory");
+}
+
 // Copies 16 bytes to shared memory, or writes zeros and leaves the source unread.
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const uint16_t* global, bool read) {
 #if __CUDA_ARCH__ >= 800
@@ -103,6 +113,18 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const uint16_t* glo
                  : "memory");
 #else
     st_shared_v4(shared, read ? *reinterpret_cast<const uint4*>(global) : uint4{});
+#endif
+}
+
+// The same for one float.
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const float* global, bool read) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("{ .reg .pred ignore_src; setp.eq.u32 ignore_src, %2, 0; cp.async.ca.shared.global [%0], [%1], 4, ignore_src; }"
+                 :
+                 : "r"(shared), "l"(__cvta_generic_to_global(global)), "r"(uint32_t(read))
+                 : "memory");
+#else
+    st_shared(shared, read ? __float_as_uint(*global) : 0);
 #endif
 }
 

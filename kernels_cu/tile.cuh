@@ -48,20 +48,36 @@ struct TileLoader {
         last_chunk = (Tile::LINES - 1) * LINE + chunk * CHUNK < head_dim;
     }
 
-    // Starts the copy of the next tile, of which `num_rows` rows exist; zeros stand for the others.
-    __device__ void load_async(int num_rows) {
+    // Starts the copy of the next tile, of which `num_rows` rows exist; zeros stand for the others. `stage`:
+    // bytes to the copy's buffer, where there are several.
+    __device__ void load_async(int num_rows, int stage = 0) {
         const int rows_left = num_rows - row;
         const int rows_left_in_last_line = last_chunk ? rows_left : 0;
 #pragma unroll
         for (int i = 0; i < ROWS / ROW_STEP; ++i) {
 #pragma unroll
             for (int line = 0; line < Tile::LINES; ++line)
-                cp_async_16(destination + i * ROW_STEP * Tile::ROW_BYTES + line * 128, source + line * LINE,
+                cp_async_16(destination + stage + i * ROW_STEP * Tile::ROW_BYTES + line * 128, source + line * LINE,
                             i * ROW_STEP < (line + 1 < Tile::LINES ? rows_left : rows_left_in_last_line));
             source += step;
             source = opaque(source);   // a chain: otherwise i * step is computed for each i
         }
         cp_async_commit_group();
+    }
+};
+
+// The same for one float per row of the tiles.
+struct RowLoader {
+    const float* source;
+    uint32_t destination;
+    int row;
+
+    __device__ RowLoader(uint32_t shared, const float* values, int thread)
+        : source(values + thread), destination(shared + thread * 4), row(thread) {}
+
+    __device__ void load_async(int num_rows, int stage) {
+        if (row < BLOCK_M) cp_async_4(destination + stage, source, row < num_rows);
+        source += BLOCK_M;
     }
 };
 

@@ -20,6 +20,11 @@ class Simulator:
         with ptxsim.settings(arch=arch):
             return cupyflash.attention(q, k, v, out=out, return_lse=True, **options)
 
+    def attention_backward(self, dout, q, k, v, out, lse, *, arch="sm_80", dlse=None, grads_out=None, **options):
+        """dq, dk, dv, as :func:`cupyflash.attention_backward` computes them on ``arch``."""
+        with ptxsim.settings(arch=arch):
+            return cupyflash.attention_backward(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
+
 
 class Gpu:
     """CuPy arrays with the strides and alignment of the NumPy arrays, on the first GPU."""
@@ -45,6 +50,21 @@ class Gpu:
         _, lse = cupyflash.attention(*inputs, out=device_out, return_lse=True, **options)
         _bytes_spanned_by(out)[:] = memory.get()
         return out, lse.get()
+
+    def attention_backward(self, dout, q, k, v, out, lse, *, arch=None, dlse=None, grads_out=None, **options):
+        inputs = [self._copy(array) for array in (dout, q, k, v, out, lse)]
+        dlse = None if dlse is None else self._copy(dlse)
+        if grads_out is None:
+            gradients = cupyflash.attention_backward(*inputs, dlse=dlse, **options)
+            return cupyflash.Gradients(*(gradient.get() for gradient in gradients))
+        device_grads = [None if target is None else self._copy(target) for target in grads_out]
+        gradients = cupyflash.attention_backward(*inputs, dlse=dlse, grads_out=device_grads, **options)
+        results = []
+        for target, device_target, gradient in zip(grads_out, device_grads, gradients, strict=True):
+            if target is not None:
+                _bytes_spanned_by(target)[:] = device_target.base.get()[_misalignment(target) :]
+            results.append(gradient.get() if target is None else target)
+        return cupyflash.Gradients(*results)
 
     def _copy(self, array):
         """A view of device memory as ``array`` is of the host's, and the bytes that it spans, gaps included."""

@@ -12,7 +12,7 @@ def assert_within_bounds(problem, inputs, out, lse):
     exact, exact_lse = reference.attention(*inputs, return_lse=True, **problem.options)
     bound, lse_bound = bounds.attention(*inputs, return_lse=True, **problem.options)
     assert out.shape == exact.shape and out.dtype == inputs[0].dtype
-    assert lse.shape == exact_lse.shape and lse.dtype == np.float32
+    assert lse.shape == exact_lse.shape and lse.dtype == (np.float64 if out.dtype == np.float64 else np.float32)
     assert_close("out", out.astype(np.float64), exact, bound)
     assert_close("lse", lse.astype(np.float64), exact_lse, lse_bound)
     return exact, bound

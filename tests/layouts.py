@@ -125,7 +125,7 @@ def surroundings(array):
     memory = array
     while isinstance(memory.base, np.ndarray):
         memory = memory.base
-    bits, own = memory.view(np.uint16).copy(), np.zeros(memory.shape, bool)
+    bits, own = memory.view(f"u{memory.itemsize}").copy(), np.zeros(memory.shape, bool)
     first = (array.ctypes.data - memory.ctypes.data) // memory.itemsize
     offsets = np.array(first)
     for size, stride in zip(array.shape, array.strides, strict=True):

@@ -65,14 +65,26 @@ def test_npz_files_in_and_out_with_options(folder):
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float64, ">f4"])
-@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16])
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)])
 def test_other_floats_are_cast_when_asked(folder, stored, dtype):
     arrays = [x.astype(stored) for x in saved()]
     for name, array in zip(FILES, arrays, strict=True):
         np.save(name, array)
     assert attend(*FILES, "--dtype", dtype.name, "-o", "out.npy") == 0
     out = attention(*(x.astype(dtype) for x in arrays))
-    np.testing.assert_array_equal(np.load("out.npy"), out if dtype == np.float16 else out.astype(np.float32))
+    np.testing.assert_array_equal(np.load("out.npy"), out.astype(np.float32) if dtype == BFLOAT16 else out)
+
+
+@pytest.mark.parametrize("stored", [np.float32, ">f8"])
+def test_arrays_keep_their_dtype(folder, stored):
+    arrays = [x.astype(stored) for x in saved()]
+    for name, array in zip(FILES, arrays, strict=True):
+        np.save(name, array)
+    assert attend(*FILES, "-o", "out.npy", "--lse", "lse.npy") == 0
+    out, lse = attention(*(x.astype(x.dtype.newbyteorder("=")) for x in arrays), return_lse=True)
+    for name, expected in ("out.npy", out), ("lse.npy", lse):
+        assert np.load(name).dtype == expected.dtype
+        np.testing.assert_array_equal(np.load(name), expected)
 
 
 def test_bfloat16_as_numpy_saves_it(folder):
@@ -139,7 +151,7 @@ BAD_ATTENDS = [
     ("flat.npy k.npy v.npy -o out.npy", "q: needs at least 2 dimensions"),
     ("q.npy q.npy v.npy -o out.npy", "v: seqlen_k 5, but k has 7"),
     ("q.npy k.npy v.npy --causal -o out.npy", "align: a causal mask"),
-    ("float32.npy k.npy v.npy -o out.npy", "float32.npy (q): dtype float32, but the kernels take"),
+    ("float32.npy k.npy v.npy -o out.npy", "k: dtype float16, but q has float32"),
     ("int.npy k.npy v.npy --dtype float16 -o out.npy", "int.npy (q): dtype int64"),
     ("large.npy k.npy v.npy --dtype float16 -o out.npy", "large.npy (q): 224 finite values are too large for float16"),
     ("opaque.npy k.npy v.npy -o out.npy", "opaque.npy (q): elements are two opaque bytes"),
@@ -183,6 +195,7 @@ def test_bad_attend(folder, capsys, arguments, message):
         ("cubin flash_fwd --head-dim 257 -o x", "--head-dim: 257 is not between 1 and 256"),
         ("cubin flash_fwd --head-dim 64 --head-dim-v 0 -o x", "--head-dim-v: 0 is not between"),
         ("cubin flash_fwd --dtype float32 -o x", "--dtype float32 is not one of float16, bfloat16"),
+        ("cubin flash_fwd_fma -o x", "--dtype float16 is not one of float32, float64"),
         ("cubin flash_fwd --dtype bfloat16 --arch sm_75 -o x", "--dtype bfloat16 needs sm_80"),
         ("ptx strided_copy --head-dim 64", "--head-dim: strided_copy has no variants of it"),
         ("ptx attention_naive --causal", "--causal: attention_naive has no variants of it"),
@@ -328,7 +341,15 @@ def test_ptx_is_what_the_simulator_executes(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "target"), [("flash_fwd", "sm_75"), ("flash_fwd", "sm_120"), ("strided_copy", "sm_80")]
+    ("kernel", "target"),
+    [
+        ("flash_fwd", "sm_75"),
+        ("flash_fwd", "sm_120"),
+        ("strided_copy", "sm_80"),
+        ("flash_bwd_delta", "sm_75"),
+        ("flash_bwd_dkdv", "sm_75"),
+        ("flash_bwd_dq", "sm_120"),
+    ],
 )
 def test_cubin_is_machine_code_for_its_architecture(folder, kernel, target):
     assert main(["cubin", kernel, "--arch", target, "-o", "kernel.cubin"]) == 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from cupy_backends.cuda.libs import nvrtc
 
-from cupyflash import _config, _launch, _source
+from cupyflash import _config, _launch, _source, bounds
 from cupyflash._problem import attention_problem
 
 ARCHITECTURES = [f"sm_{capability}" for capability in _config.SHARED_MEMORY_PER_BLOCK]
@@ -18,6 +18,16 @@ def problem(head_dim, head_dim_v, dtype=np.float16, leading=(2, 3), seqlen_q=300
         np.zeros((5, head_dim), dtype),
         np.zeros((5, head_dim_v), dtype),
     )
+
+
+def assert_compiles(config, check, arch):
+    """The kernel with a static_assert added to it."""
+    program = nvrtc.createProgram(_source.render(config.file, config.defines) + check, f"{config.file}.cu", (), ())
+    options = (*_launch.OPTIONS, f"-arch={arch}", "--device-as-default-execution-space", "--fdevice-syntax-only")
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -37,13 +47,30 @@ def test_tiles_fit_and_whole_warps_share_them(head_dim, head_dim_v, arch):
 def test_shared_memory_is_what_the_kernel_uses(head_dim, head_dim_v, arch):
     config = _config.flash_fwd(problem(head_dim, head_dim_v), arch)
     used = "max_of(QueryTile::BYTES, OutTile::BYTES) + KeyTile::BYTES + ValueTile::BYTES"
-    source = _source.render("flash_fwd", config.defines) + f'static_assert({used} == {config.shared_bytes}, "bytes");'
-    program = nvrtc.createProgram(source, "flash_fwd.cu", (), ())
-    options = (*_launch.OPTIONS, f"-arch={arch}", "--device-as-default-execution-space", "--fdevice-syntax-only")
-    try:
-        nvrtc.compileProgram(program, options)
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
+    assert_compiles(config, f'static_assert({used} == {config.shared_bytes}, "bytes");', arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(1, 1), *HEAD_DIMS])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fma_tiles_fit(dtype, head_dim, head_dim_v, arch):
+    config = _config.forward(problem(head_dim, head_dim_v, dtype), arch)
+    tile = _config.flash_fwd_fma_tile(np.dtype(dtype), head_dim, head_dim_v, arch)
+    smallest, largest = bounds.forward.FMA_KEY_TILES
+    assert config.name == "flash_fwd_fma"
+    assert config.shared_bytes <= min(99 * 1024, _config.shared_memory_per_block(arch))
+    assert smallest <= tile.block_n <= largest and tile.block_n % 16 == 0
+    assert tile.block_m % (2 * tile.num_warps) == 0
+    assert config.grid == 6 * -(-300 // tile.block_m)
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIMS)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fma_shared_memory_is_what_the_kernel_uses(dtype, head_dim, head_dim_v, arch):
+    config = _config.forward(problem(head_dim, head_dim_v, dtype), arch)
+    used = "QueryTile::BYTES + WeightTile::BYTES + max_of(KeyTile::BYTES, ValueTile::BYTES)"
+    assert_compiles(config, f'static_assert({used} == {config.shared_bytes}, "bytes");', arch)
 
 
 def test_constants_depend_on_rounded_head_dims_only():

@@ -12,6 +12,7 @@ import cupyflash
 from cupyflash import _config, _launch, _source
 
 FLASH_DEFINES = _config.flash_fwd_defines(np.dtype(np.float16), 64, 64, causal=False, scale_positive=True, arch="sm_80")
+FMA_DEFINES = _config.flash_fwd_fma_defines(np.dtype(np.float32), 64, 64, causal=False, arch="sm_80")
 
 
 def offsets(dtype, prefix=""):
@@ -26,6 +27,8 @@ def offsets(dtype, prefix=""):
     ("kernel", "defines", "dtype"),
     [
         ("flash_fwd", FLASH_DEFINES, _launch.FLASH_FWD),
+        ("flash_fwd_fma", FMA_DEFINES | {"ELEMENT": "float"}, _launch.flash_fwd_fma_params(np.dtype(np.float32))),
+        ("flash_fwd_fma", FMA_DEFINES | {"ELEMENT": "double"}, _launch.flash_fwd_fma_params(np.dtype(np.float64))),
         ("strided_copy", {"ELEMENT_BYTES": 2}, _launch.STRIDED_COPY),
         ("attention_naive", {"ELEMENT": "BFloat16"}, _launch.attention_naive_params(np.dtype(np.float32))),
         ("attention_naive", {"ELEMENT": "double"}, _launch.attention_naive_params(np.dtype(np.float64))),

@@ -17,14 +17,14 @@ from cupyflash._cli import device, files
 from cupyflash._cli.errors import CommandError
 from cupyflash.ptxsim.settings import ARCHITECTURES
 
-_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("float16", "bfloat16", "float32", "float64")}
 
 _DESCRIPTION = """\
 Attention on array files: softmax(scale q k^T) v for q (..., L, D), k (..., S, D), v (..., S, Dv), as
 cupyflash.attention computes it.
 
-Inputs are three .npy files, or one .npz with arrays q, k, v (or --names). Arrays must be float16; --dtype casts
-other float arrays. NumPy's format does not know bfloat16 and holds it as two opaque bytes per element (dtype V2):
+Inputs are three .npy files, or one .npz with arrays q, k, v (or --names), of one dtype: float16, float32 or float64;
+--dtype casts. NumPy's format does not know bfloat16 and holds it as two opaque bytes per element (dtype V2):
 --dtype bfloat16 reads such arrays as they are. A bfloat16 result is written as float32, which holds its values
 exactly; --raw-bfloat16 writes V2, for numpy.load(...).view(ml_dtypes.bfloat16).
 """

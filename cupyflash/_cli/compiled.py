@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 
 import kernels_cu
-from cupyflash import _config, _launch, _source, ptxsim
+from cupyflash import _backward_config, _config, _launch, _source, ptxsim
 from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
-from cupyflash._problem import attention_problem
+from cupyflash._problem import Problem, attention_problem
 from cupyflash.ptxsim.settings import ARCHITECTURES
 
 _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -22,11 +22,12 @@ _HELP = {
     "ptx": "write the PTX that the simulator executes",
     "cubin": "write the machine code that CuPy loads; needs NVRTC, but no GPU and no driver",
 }
+_TILED = ("flash_fwd", "flash_fwd_fma", "flash_bwd_dkdv", "flash_bwd_dq")
 #: Options that not every kernel has a use for, and the kernels that have one.
 _CONSTANTS = {
-    "head_dim": ("flash_fwd",),
-    "head_dim_v": ("flash_fwd",),
-    "causal": ("flash_fwd",),
+    "head_dim": _TILED,
+    "head_dim_v": _TILED,
+    "causal": _TILED,
     "negative_scale": ("flash_fwd",),
 }
 
@@ -83,7 +84,7 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _catalogue() -> list[str]:
-    return [f"{name:<16} {summary}" for name, summary in kernels_cu.CATALOGUE.items()]
+    return [f"{name:<19} {summary}" for name, summary in kernels_cu.CATALOGUE.items()]
 
 
 def _write(args: argparse.Namespace) -> None:
@@ -120,11 +121,23 @@ def _defines(args: argparse.Namespace):
     q, v = np.empty((1, head_dim), dtype), np.empty((1, head_dim_v), dtype)
     scale = -1.0 if args.negative_scale else None
     try:
-        if args.kernel == "attention_naive":
+        if args.kernel.startswith("attention_naive"):  # one constant for all of its kernels
             return _config.attention_naive(attention_problem(q, q, v), args.arch)[0].defines
-        problem = attention_problem(
-            q, q, v, softmax_scale=scale, causal=bool(args.causal), dtypes=(_DTYPES["float16"], _DTYPES["bfloat16"])
-        )
-        return _config.flash_fwd(problem, args.arch).defines
+        names = ("float32", "float64") if args.kernel == "flash_fwd_fma" else ("float16", "bfloat16")
+        dtypes = [_DTYPES[name] for name in names]
+        problem = attention_problem(q, q, v, softmax_scale=scale, causal=bool(args.causal), dtypes=dtypes)
+        if args.kernel.startswith("flash_bwd"):
+            return _backward_defines(args.kernel, problem, args.arch)
+        return _config.forward(problem, args.arch).defines
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(str(error).replace("q: dtype", "--dtype")) from error
+
+
+def _backward_defines(kernel: str, problem: Problem, arch: str):
+    _config.check_architecture(problem.dtype, arch)
+    if kernel == "flash_bwd_delta":
+        return _backward_config.flash_bwd_delta(problem).defines
+    if kernel == "flash_bwd_dq":
+        return _backward_config.flash_bwd_dq(problem, arch, 1).defines
+    both = _backward_config.one_pass_for_keys_and_values(problem)  # otherwise the pass for dk
+    return _backward_config.flash_bwd_dkdv(problem, arch, 1, with_dkey=True, with_dvalue=both).defines

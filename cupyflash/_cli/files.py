@@ -28,7 +28,7 @@ def read_operands(paths: Sequence[Path], names: Sequence[str]) -> dict[str, np.n
 
 
 def as_element(array: np.ndarray, name: str, dtype: np.dtype | None) -> np.ndarray:
-    """``array`` in the dtype asked for, or in its own if that is one the kernels take."""
+    """``array`` in the dtype asked for, or in its own."""
     if array.dtype == _OPAQUE:
         if dtype != _BFLOAT16:
             raise CommandError(
@@ -38,12 +38,7 @@ def as_element(array: np.ndarray, name: str, dtype: np.dtype | None) -> np.ndarr
     if array.dtype.newbyteorder("=") not in _FLOATS:
         raise CommandError(f"{name}: dtype {array.dtype} is not one of float16, float32, float64, bfloat16 (as V2)")
     if dtype is None:
-        if array.dtype.newbyteorder("=") != np.float16:
-            raise CommandError(
-                f"{name}: dtype {array.dtype}, but the kernels take float16 and bfloat16; "
-                "--dtype float16 or --dtype bfloat16 casts"
-            )
-        dtype = np.dtype(np.float16)
+        dtype = array.dtype.newbyteorder("=")
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     overflowed = np.count_nonzero(np.isinf(cast) & np.isfinite(array))

@@ -192,11 +192,33 @@ def fma_f64(a, b, c):
     result = v + _odd_sum(t_low, v_low)
     size = np.abs(high)
     safe = (size > 1e-250) & (size < 1e290) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290) & (np.abs(c) < 1e290)
-    safe &= (np.abs(result) > 1e-280) | (c == 0)
     if not safe.all():
-        result = np.array(result)
-        unsafe = np.flatnonzero(~safe)
-        result[unsafe] = exact_f64("fma", "rn", a[unsafe], b[unsafe], c[unsafe])
+        # A product that is 0 leaves the sum exact, and a NaN or an infinity is what plain arithmetic makes of it.
+        finite = np.isfinite(a) & np.isfinite(b)
+        plain = (a == 0) | (b == 0) | ~finite | ~np.isfinite(c)
+        result = np.where(plain & ~safe, np.where(finite & ~np.isfinite(c), c, a * b + c), result)
+        unsafe = np.flatnonzero(~safe & ~plain)
+        result[unsafe] = _fma_f64_scaled(a[unsafe], b[unsafe], c[unsafe])
+    return result
+
+
+def _fma_f64_scaled(a, b, c):
+    """The same for factors and sums of any size: on significands, and scaled back with one rounding."""
+    (a_part, a_exponent), (b_part, b_exponent) = np.frexp(a), np.frexp(b)
+    exponent = a_exponent + b_exponent
+    c_part = np.ldexp(c, -exponent)
+    negligible = (c != 0) & (np.abs(c_part) < 1e-200)  # but for the direction in which it points
+    c_part = np.where(negligible, np.copysign(1e-200, c), c_part)
+    high, low = _two_product(a_part, b_part)
+    t, t_low = _two_sum(c_part, low)
+    v, v_low = _two_sum(high, t)
+    rest = _odd_sum(t_low, v_low)
+    size = np.abs(np.ldexp(v, exponent))
+    # A subnormal of at most 51 bits is rounded right from 53 that were rounded to odd.
+    result = np.ldexp(np.where(size < 2.0**-1023, _odd_sum(v, rest), v + rest), exponent)
+    result = np.where(np.abs(c_part) > 1e200, c, result)  # the product is negligible
+    doubtful = np.flatnonzero((size > 2.0**-1024) & (size < 2.0**-1021))
+    result[doubtful] = exact_f64("fma", "rn", a[doubtful], b[doubtful], c[doubtful])
     return result
 
 

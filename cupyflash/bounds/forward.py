@@ -32,12 +32,13 @@ U32 = 2.0**-24
 FLUSH = 2.0**-126  # below it float32 kernels compute with 0
 EXP_ERROR = 5 * U32  # ex2.approx: 2 ulp from the correctly rounded value
 MIN_KEY_TILE = 32  # the smallest BLOCK_N: no row is rescaled more often than ceil(S / 32) times
+FMA_KEY_TILES = (16, 64)  # the smallest and the largest BLOCK_N of float32 and float64
 ILL_CONDITIONED = 0.25  # how far the weight of a key may be off, against the row's largest, for a bound to be claimed
 SLACK = 1 + 1e-4  # float64 roundings in the reference and here
 
 
 @dataclass(frozen=True)
-class _Precision:
+class Precision:
     """Unit roundoff, half the smallest subnormal, and the first value that rounds to infinity."""
 
     unit: float
@@ -45,10 +46,10 @@ class _Precision:
     overflow: float
 
     @staticmethod
-    def of(dtype: np.dtype) -> _Precision:
+    def of(dtype: np.dtype) -> Precision:
         info = ml_dtypes.finfo(dtype)
         unit = float(info.eps) / 2
-        return _Precision(unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
+        return Precision(unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
 
 
 def attention(
@@ -64,9 +65,10 @@ def attention(
 ):
     """Largest error that each element of :func:`cupyflash.attention` may have, against :mod:`cupyflash.reference`.
 
-    Shapes, options and errors are those of :func:`cupyflash.attention` (q, k, v float16 or bfloat16). Returns float64
-    arrays of the inputs' kind: for out (..., L, Dv), with ``return_lse`` also for lse (..., L). A row that sees no key
-    is exact: bound 0, both lse -inf. ``out``, float64, receives the first.
+    Shapes, options and errors are those of :func:`cupyflash.attention`. Returns float64 arrays of the inputs' kind:
+    for out (..., L, Dv), with ``return_lse`` also for lse (..., L). A row that sees no key is exact: bound 0, both lse
+    -inf. ``out``, float64, receives the first. For float64, whose reference is no more precise than the kernel, the
+    bound is on the difference of the two.
 
     Examples
     --------
@@ -75,8 +77,9 @@ def attention(
     >>> bool((bound < 2e-3 * np.abs(v).max()).all()), bool((lse_bound < 1e-4).all())
     (True, True)
     """
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, dtypes=HALF_TYPES)
-    return _returned(problem, _tiled, q, k, v, return_lse, out)
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    bounds = _tiled if problem.dtype in HALF_TYPES else _fma
+    return _returned(problem, bounds, q, k, v, return_lse, out)
 
 
 def attention_naive(
@@ -99,7 +102,7 @@ def attention_naive(
 
 
 @dataclass(frozen=True)
-class _Exact:
+class Exact:
     """What the bounds are made of, exact up to float64; the last two axes are (query, key) or (query, column)."""
 
     visible: np.ndarray  # (L, S) bool
@@ -116,7 +119,7 @@ class _Exact:
     may_overflow: np.ndarray  # a visible q . k, or its product with the scale, in the kernel's arithmetic
 
     @staticmethod
-    def of(problem: Problem, q, k, v) -> _Exact:
+    def of(problem: Problem, q, k, v) -> Exact:
         q, k, v = reference.on_host(problem, q, k, v)
         visible = reference.visible_keys(problem)
         bad_q, bad_k, bad_v = (~np.isfinite(x).all(axis=-1, keepdims=True) for x in (q, k, v))
@@ -132,7 +135,7 @@ class _Exact:
         relative = scores - row_max
         row_sum = np.maximum(np.exp(relative).sum(axis=-1, keepdims=True), 1)
         weights = np.exp(relative) / row_sum
-        return _Exact(
+        return Exact(
             visible=visible,
             scores=np.where(visible, np.abs(scores), 0),
             products=scale * magnitude,
@@ -144,7 +147,7 @@ class _Exact:
             values=v,
             out=weights @ v,
             sees_nonfinite=sees_nonfinite,
-            may_overflow=(magnitude * max(1, scale * LOG2_E) >= _largest(problem) / 2).any(axis=-1, keepdims=True),
+            may_overflow=(magnitude * max(1, scale * LOG2_E) >= largest(problem) / 2).any(axis=-1, keepdims=True),
         )
 
     @property
@@ -154,7 +157,7 @@ class _Exact:
 
 
 @dataclass(frozen=True)
-class _Errors:
+class Errors:
     """The errors of one kernel's steps, as the module's docstring names them; relative unless said."""
 
     score: np.ndarray  # of the exponent, absolute
@@ -167,9 +170,9 @@ class _Errors:
     normalisation: float  # of the division by l at the end
 
 
-def _tiled(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
+def _tiled(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
     """Bounds for the tiled kernel: online softmax in base 2, P rounded for the tensor cores, float32 accumulators."""
-    element = _Precision.of(problem.dtype)
+    element = Precision.of(problem.dtype)
     num_keys = problem.seqlen_k
     num_tiles = -(-num_keys // MIN_KEY_TILE)
     # The exponent's argument: q . k; then the rounded scale, the fused multiply-add, the maximum's product and the
@@ -177,12 +180,12 @@ def _tiled(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
     score = (
         dot_error(problem.head_dim) * exact.products
         + U32 * (6 * exact.distance + exact.row_max + 8)
-        + _flushed_score(problem, exact, FLUSH)
+        + flushed_score(problem, exact, FLUSH)
     )
     # A weight that underflows is rounded absolutely, against a maximum that is itself off by the score error.
     near_max = np.where(exact.relative > -1, score, 0)
     shift = np.exp(2 * np.max(near_max, axis=-1, keepdims=True, initial=0)) / exact.row_sum
-    errors = _Errors(
+    errors = Errors(
         score=score,
         exponential=(1 + num_tiles) * EXP_ERROR,
         row_sum=gamma(num_keys + num_tiles + 2, U32),
@@ -196,45 +199,89 @@ def _tiled(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
     return _propagated(problem, exact, errors, log_error)
 
 
-def _naive(problem: Problem, exact: _Exact) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds for the standard method: S and P are stored in the dtype, everything between is float32 or float64."""
-    element = _Precision.of(problem.dtype)
+def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds for the tiled kernel in float32 or float64: online softmax in base e, each tile's P V summed by itself."""
     double = problem.dtype == FLOAT64
-    unit, flush = (2.0**-53, 0.0) if double else (U32, FLUSH)
-    stored = element.unit if problem.dtype in HALF_TYPES else 0.0
+    unit, flush = (2.0**-53, 2.0**-1022) if double else (U32, FLUSH)
     num_keys = problem.seqlen_k
-    product_error = gamma(problem.head_dim + 1, unit) * exact.products
-    stored_score_error = (
-        product_error
-        + (stored + 2 * unit) * (exact.scores + product_error)
-        + element.underflow
-        + _flushed_score(problem, exact, flush)
+    smallest_tile, largest_tile = FMA_KEY_TILES
+    num_tiles = -(-num_keys // smallest_tile)
+    # q . k, the rounded scale and the product with it; then the distance to the running maximum, the rescaling
+    # arguments, together 2 |x|, and 8 for what is of second order.
+    score = (
+        gamma(problem.head_dim + 2, unit) * exact.products
+        + unit * (2 * exact.distance + 8)
+        + flushed_score(problem, exact, flush)
     )
-    errors = _Errors(
-        score=stored_score_error + unit * (2 * exact.distance + 8),
+    errors = Errors(
+        score=score,
+        exponential=(1 + num_tiles) * 5 * unit,  # exp: 2 ulp
+        row_sum=gamma(num_keys + num_tiles + 4, unit),
+        rounding=0.0,
+        underflow=2 * flush,
+        # The reference sums all keys in one go.
+        accumulation=gamma(num_keys + 3 if double else min(num_keys, largest_tile) + num_tiles, unit),
+        flushed=(num_keys + num_tiles + 3) * flush,
+        normalisation=2 * unit,
+    )
+    log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
+    bound, lse_bound = _propagated(problem, exact, errors, log_error)
+    return (2 * bound, 2 * lse_bound) if double else (bound, lse_bound)
+
+
+def naive_errors(problem: Problem, exact: Exact) -> Errors:
+    """Of the standard method: S and P are stored in the dtype, everything between is float32 or float64."""
+    element = Precision.of(problem.dtype)
+    unit, flush = (2.0**-53, 0.0) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    num_keys = problem.seqlen_k
+    return Errors(
+        score=_stored_score_error(problem, exact) + unit * (2 * exact.distance + 8),
         exponential=6 * unit,
         row_sum=gamma(num_keys + 5, unit),
-        rounding=stored,
+        rounding=element.unit if problem.dtype in HALF_TYPES else 0.0,
         underflow=element.underflow + 2 * flush,
         accumulation=gamma(num_keys + 3, unit),  # with the division by l
         flushed=(num_keys + 2) * flush,
         normalisation=0.0,
     )
+
+
+def _stored_score_error(problem: Problem, exact: Exact) -> np.ndarray:
+    element = Precision.of(problem.dtype)
+    unit, flush = (2.0**-53, 0.0) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    stored = element.unit if problem.dtype in HALF_TYPES else 0.0
+    product_error = gamma(problem.head_dim + 1, unit) * exact.products
+    return (
+        product_error
+        + (stored + 2 * unit) * (exact.scores + product_error)
+        + element.underflow
+        + flushed_score(problem, exact, flush)
+    )
+
+
+def score_overflows(problem: Problem, exact: Exact) -> np.ndarray:
+    """Rows in which a score that the standard method stores may overflow the dtype."""
+    upper = exact.scores + _stored_score_error(problem, exact)
+    return (upper >= Precision.of(problem.dtype).overflow).any(axis=-1, keepdims=True)
+
+
+def _naive(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
+    double = problem.dtype == FLOAT64
+    unit, flush = (2.0**-53, 0.0) if double else (U32, FLUSH)
     log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
-    bound, lse_bound = _propagated(problem, exact, errors, log_error)
-    score_overflows = (exact.scores + stored_score_error >= element.overflow).any(axis=-1, keepdims=True)
-    bound, lse_bound = (np.where(score_overflows, np.inf, x) for x in (bound, lse_bound))
+    bound, lse_bound = _propagated(problem, exact, naive_errors(problem, exact), log_error)
+    bound, lse_bound = (np.where(score_overflows(problem, exact), np.inf, x) for x in (bound, lse_bound))
     return (2 * bound, 2 * lse_bound) if double else (bound, lse_bound)  # the reference is as precise, no more
 
 
-def _propagated(problem: Problem, exact: _Exact, errors: _Errors, log_error) -> tuple[np.ndarray, np.ndarray]:
+def _propagated(problem: Problem, exact: Exact, errors: Errors, log_error) -> tuple[np.ndarray, np.ndarray]:
     """From the errors of the steps to those of out and lse."""
-    element = _Precision.of(problem.dtype)
-    weight_error = _weight_error(exact, errors.score + errors.exponential)
-    upper_weights = exact.weights + weight_error
+    element = Precision.of(problem.dtype)
+    moved_by = weight_error(exact, errors.score + errors.exponential)
+    upper_weights = exact.weights + moved_by
     sum_error = errors.row_sum * upper_weights.sum(axis=-1, keepdims=True) + errors.flushed
-    denominator = 1 - weight_error.sum(axis=-1, keepdims=True) - sum_error
-    moved = (weight_error * exact.row_sum > ILL_CONDITIONED).any(axis=-1, keepdims=True)
+    denominator = 1 - moved_by.sum(axis=-1, keepdims=True) - sum_error
+    moved = (moved_by * exact.row_sum > ILL_CONDITIONED).any(axis=-1, keepdims=True)
     unbounded = exact.sees_nonfinite | exact.may_overflow | moved | (denominator < 0.5)
     denominator = np.maximum(denominator, 0.5)
 
@@ -243,7 +290,7 @@ def _propagated(problem: Problem, exact: _Exact, errors: _Errors, log_error) -> 
     # A rounding errs by u |x|, or by half the spacing of subnormals (and never by more than a weight flushed to 0).
     rounding_error = np.maximum(errors.rounding * upper_weights, np.minimum(upper_weights, errors.underflow))
     numerator = (
-        _spread(weight_error, exact)
+        _spread(moved_by, exact)
         + (1 + errors.accumulation) * (rounding_error @ magnitudes)
         + errors.accumulation * (upper_weights @ magnitudes)
         + sum_error * out
@@ -251,7 +298,7 @@ def _propagated(problem: Problem, exact: _Exact, errors: _Errors, log_error) -> 
     )
     core = numerator / denominator
     core += errors.normalisation * (out + core)
-    overflows = exact.visible.astype(np.float64) @ magnitudes >= _largest(problem) / 4
+    overflows = exact.visible.astype(np.float64) @ magnitudes >= largest(problem) / 4
     if problem.dtype in HALF_TYPES:
         overflows = overflows | (out + core >= element.overflow)
         core += np.maximum(element.unit * (out + core), element.underflow)
@@ -263,23 +310,23 @@ def _propagated(problem: Problem, exact: _Exact, errors: _Errors, log_error) -> 
     return np.where(sees_keys, bound, 0), np.where(sees_keys, lse_bound, 0)
 
 
-def _weight_error(exact: _Exact, error: np.ndarray) -> np.ndarray:
+def weight_error(exact: Exact, error: np.ndarray) -> np.ndarray:
     """How far each weight moves when its exponent moves by ``error``."""
     small = exact.weights * np.expm1(np.minimum(error, 1))
     large = np.exp(np.minimum(exact.relative + error, 1)) / exact.row_sum - exact.weights
     return np.where(error < 1, small, large)
 
 
-def _spread(weight_error: np.ndarray, exact: _Exact) -> np.ndarray:
-    """sum_j weight_error_j |V_jc - O_c|, one column at a time: no (L, S, Dv) array."""
+def _spread(moved_by: np.ndarray, exact: Exact) -> np.ndarray:
+    """sum_j moved_by_j |V_jc - O_c|, one column at a time: no (L, S, Dv) array."""
     columns = [
-        (weight_error * np.abs(exact.values[..., None, :, c] - exact.out[..., c, None])).sum(axis=-1)
+        (moved_by * np.abs(exact.values[..., None, :, c] - exact.out[..., c, None])).sum(axis=-1)
         for c in range(exact.values.shape[-1])
     ]
     return np.stack(columns, axis=-1)
 
 
-def _flushed_score(problem: Problem, exact: _Exact, flush: float) -> np.ndarray:
+def flushed_score(problem: Problem, exact: Exact, flush: float) -> np.ndarray:
     """What a score loses where products or partial sums of q . k are flushed to zero: each at most once."""
     return np.minimum(abs(problem.softmax_scale) * (problem.head_dim + 2) * flush, 2 * exact.products)
 
@@ -298,11 +345,11 @@ def dot_error(n: int) -> float:
     return 10 * -(-n // 4) * U32
 
 
-def _largest(problem: Problem) -> float:
+def largest(problem: Problem) -> float:
     return float(np.finfo(problem.lse_dtype).max)
 
 
 def _returned(problem: Problem, bounds, q, k, v, return_lse: bool, out):
     with np.errstate(over="ignore", invalid="ignore"):
-        bound, lse_bound = bounds(problem, _Exact.of(problem, q, k, v))
+        bound, lse_bound = bounds(problem, Exact.of(problem, q, k, v))
     return reference.returned(problem, q, bound, lse_bound[..., 0], return_lse, out)

@@ -1,0 +1,238 @@
+"""Exact attention, backward: gradients from out and lse, without the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cupyflash import _backward_config, _config, _launch, _packing
+from cupyflash._gradients import Gradients, backward_problem, made
+from cupyflash._launch import Gpu, Launch, Simulator
+from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, attention_problem, merge_batch_dims
+from cupyflash._summation import Summation, summation, summed_dims
+from cupyflash.attention import attention
+
+
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    grads_out=None,
+) -> Gradients:
+    """Gradients of ``sum(dout * out) + sum(dlse * lse)`` with respect to q, k and v.
+
+    The weights are computed again from lse, tile by tile. Beside the results it needs memory for two numbers per query
+    (and packed copies, where rows are not whole 16-byte chunks).
+
+    Parameters
+    ----------
+    dout : array
+        Gradient with respect to out: its shape and dtype, any strides, stride 0 too.
+    q, k, v, softmax_scale, causal, align
+        As they were given to :func:`cupyflash.attention`.
+    out, lse : array
+        What it returned for them, with ``return_lse``.
+    dlse : array, optional
+        Gradient with respect to lse: its shape, float32.
+    grads_out : (dq, dk, dv), optional
+        Where to write the gradients, each an array or None: its operand's shape and dtype, any strides, no overlap
+        with an input or with each other.
+
+    Returns
+    -------
+    Gradients
+        Unpacks as ``dq, dk, dv``. Each has its operand's shape, kind and dtype and is C-contiguous unless given.
+        Over a leading dimension that is 1 or missing in the operand, and over the query heads that share a key head, it
+        is summed (in float32, rounded once); a view with stride 0 counts as a full array.
+
+    A query that sees no key has gradient 0 and adds nothing to others. A value that is not finite changes only the
+    gradients of queries that see it, and of the keys that those see. Results are the same, bit for bit, each time.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        As :func:`cupyflash.attention`, and where dout, out, lse or dlse do not fit q, k and v.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 8)).astype(np.float16)
+    >>> out, lse = attention(q, k, v, return_lse=True)
+    >>> dq, dk, dv = attention_backward(np.ones_like(out), q, k, v, out, lse)
+    >>> dq.shape, dq.dtype
+    ((2, 5, 8), dtype('float16'))
+    >>> bool(np.allclose(dv.sum(axis=-2), 5, atol=0.01))  # each query hands its dout to the keys, in parts
+    True
+    """
+    problem, grads_out = backward_problem(
+        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
+        grads_out=grads_out, dtypes=HALF_TYPES,
+    )  # fmt: skip
+    device = _launch.device_of(problem.kind, q)
+    _config.check_architecture(problem.dtype, device.arch)
+    with device:
+        gradients = made(device, problem, (q, k, v), grads_out)
+        _launch.run(device, _Backward(problem, device).launches(dout, q, k, v, out, lse, dlse, gradients))
+    return gradients
+
+
+def attention_vjp(
+    q,
+    k,
+    v,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    return_lse: bool = False,
+) -> tuple[Any, Callable[..., Gradients]]:
+    """Attention and its vector-Jacobian product: ``out, pullback``, or ``(out, lse), pullback`` with ``return_lse``.
+
+    ``pullback(dout, dlse=None)`` is :func:`attention_backward` for this call. It keeps q, k, v, out and lse, which
+    must not be changed before it is called.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 16)).astype(np.float16)
+    >>> out, pullback = attention_vjp(q, k, v, causal=True)
+    >>> dq, dk, dv = pullback(np.ones_like(out))
+    >>> bool((dq[0] == 0).all())  # the first query sees one key, whose weight is 1 whatever it is
+    True
+    """
+    options = {"softmax_scale": softmax_scale, "causal": causal, "align": align}
+    attention_problem(q, k, v, **options, dtypes=HALF_TYPES)  # what the pullback will ask for
+    out, lse = attention(q, k, v, return_lse=True, **options)
+
+    def pullback(dout, dlse=None) -> Gradients:
+        return attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+
+    return ((out, lse) if return_lse else out), pullback
+
+
+class _Backward:
+    """Collects the launches of one call: copies of what kernels cannot read, the kernels, copies of results."""
+
+    def __init__(self, problem: Problem, device: Simulator | Gpu):
+        self.problem, self.device = problem, device
+        self.before: list[Launch] = []
+        self.after: list[Launch] = []
+        self.arrays: dict[str, Any] = {}
+        self.layouts: dict[str, Layout] = {}
+
+    def launches(self, dout, q, k, v, out, lse, dlse, gradients: Gradients) -> list[Launch]:
+        problem = self.problem
+        head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
+        self._add("query", q, problem.q, problem.seqlen_q, head_dim)
+        self._add("key", k, problem.k, problem.seqlen_k, head_dim)
+        self._add("value", v, problem.v, problem.seqlen_k, head_dim_v)
+        self._add("dout", dout, problem.layout(dout), problem.seqlen_q, head_dim_v)
+        self._add("out", out, problem.layout(out), problem.seqlen_q, head_dim_v)
+        for name in "delta", "lse_log2":
+            self.arrays[name] = self.device.empty(problem.lse_shape, problem.lse_dtype)
+            self.layouts[name] = problem.layout(self.arrays[name][..., None])
+        kernels = [self._delta(lse, dlse)]
+
+        # What has no elements needs no kernel, and its strides say nothing.
+        key_side = {}
+        for name, gradient, shared_heads, rows, columns in (
+            ("dquery", gradients.dq, False, problem.seqlen_q, head_dim),
+            ("dkey", gradients.dk, True, problem.seqlen_k, head_dim),
+            ("dvalue", gradients.dv, True, problem.seqlen_k, head_dim_v),
+        ):
+            if gradient.size:
+                layout = problem.layout(gradient, shared_heads)
+                self._add(name, gradient, layout, rows, columns, is_result=True)
+                if shared_heads:
+                    key_side[name] = summed_dims(problem.batch_shape, layout)
+        if "dquery" in self.arrays:
+            kernels.append(self._dq())
+        if len(set(key_side.values())) == 1 and _backward_config.one_pass_for_keys_and_values(problem):
+            kernels.append(self._dkdv(*key_side))
+        else:
+            kernels += [self._dkdv(name) for name in key_side]
+        return [*self.before, *kernels, *self.after]
+
+    def _add(self, name: str, array, layout: Layout, rows: int, columns: int, *, is_result: bool = False) -> None:
+        self.arrays[name], self.layouts[name], copies = _packing.in_chunks_or_packed(
+            self.device, array, layout, self.problem.batch_shape, rows, columns, is_result=is_result
+        )
+        (self.after if is_result else self.before).extend(copies)
+
+    def _delta(self, lse, dlse) -> Launch:
+        problem, names = self.problem, ("out", "dout")
+        rows = {name: self.arrays[name] for name in ("delta", "lse_log2")}
+        for name, array in ("lse", lse), ("dlse", dlse):
+            rows[name], copies = _packing.contiguous_rows(self.device, problem, array)
+            self.before += copies
+        sizes, strides = merge_batch_dims(problem.batch_shape, *(self.layouts[name].batch_strides for name in names))
+        params = _launch.pack(
+            _launch.FLASH_BWD_DELTA,
+            **{
+                name: {
+                    "data": self.device.address(self.arrays[name]),
+                    "row_stride": self.layouts[name].row_stride,
+                    "batch_stride": batch_strides,
+                }
+                for name, batch_strides in zip(names, strides, strict=True)
+            },
+            **{name: 0 if array is None else self.device.address(array) for name, array in rows.items()},
+            batch=_launch.batch_shape(sizes),
+            num_batches=problem.num_batches,
+            seqlen_q=problem.seqlen_q,
+            head_dim_v=problem.head_dim_v,
+        )
+        touched = [*(self.arrays[name] for name in names), *(array for array in rows.values() if array is not None)]
+        return Launch(_backward_config.flash_bwd_delta(problem), params, tuple(touched))
+
+    def _dq(self) -> Launch:
+        terms = self._terms("dquery")
+        config = _backward_config.flash_bwd_dq(self.problem, self.device.arch, terms.num_owners)
+        return self._launch(config, _launch.FLASH_BWD_DQ, terms)
+
+    def _dkdv(self, *gradients: str) -> Launch:
+        terms = self._terms(*gradients)
+        config = _backward_config.flash_bwd_dkdv(
+            self.problem, self.device.arch, terms.num_owners,
+            with_dkey="dkey" in gradients, with_dvalue="dvalue" in gradients,
+        )  # fmt: skip
+        return self._launch(config, _launch.FLASH_BWD_DKDV, terms)
+
+    def _terms(self, *gradients: str) -> Summation:
+        """What gradients that are summed over the same dimensions are made of."""
+        names = ("query", "key", "value", "dout", "lse_log2", "delta", *gradients)
+        layouts = {name: self.layouts[name] for name in names}
+        return summation(self.problem.batch_shape, layouts[gradients[0]], layouts)
+
+    def _launch(self, config, params_dtype, terms: Summation) -> Launch:
+        problem = self.problem
+        operands = {
+            name: {
+                "data": self.device.address(self.arrays[name]),
+                "row_stride": self.layouts[name].row_stride,
+                **strides,
+            }
+            for name, strides in terms.strides.items()
+        }
+        params = _launch.pack(
+            params_dtype,
+            **operands,
+            **terms.shapes,
+            num_reduced=terms.num_reduced,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            head_dim=problem.head_dim,
+            head_dim_v=problem.head_dim_v,
+            causal_shift=problem.causal_shift,
+            scale_log2=problem.softmax_scale * LOG2_E,
+            scale=problem.softmax_scale,
+        )
+        return Launch(config, params, tuple(self.arrays[name] for name in operands))

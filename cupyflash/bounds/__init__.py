@@ -1,0 +1,10 @@
+"""Rigorous bounds on the error of each element of a result, against :mod:`cupyflash.reference`.
+
+``attention`` and ``attention_backward`` bound the functions of those names in :mod:`cupyflash`, ``attention_naive``
+and ``attention_naive_backward`` those in :mod:`cupyflash.naive`. A bound is infinite where a call promises nothing.
+"""
+
+from cupyflash.bounds.backward import attention_backward, attention_naive_backward
+from cupyflash.bounds.forward import attention, attention_naive
+
+__all__ = ["attention", "attention_backward", "attention_naive", "attention_naive_backward"]

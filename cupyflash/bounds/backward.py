@@ -1,0 +1,316 @@
+"""Bounds on the error of each element of the gradients, from the same building blocks as the forward ones.
+
+The backward rebuilds P from lse, P^ = P (1 + w), where |w| <= exp(e) - 1 and e collects the errors of the score, of
+lse and of the exponential; it is not normalised again, so that lse's error enters. With D = dP - delta,
+
+    |dS^ - dS| <= P E_D + P |w| (|D| + E_D),    E_D = E_dP + E_delta
+
+and both P^ and dS^ are rounded to 16 bits for the tensor cores. E_delta holds what the given out, rounded to 16 bits,
+moves rowsum(dout * out) by: mostly the largest term by far. The sums over keys, queries and broadcast dimensions are
+one product with a live accumulator each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupyflash import reference
+from cupyflash._gradients import Gradients, backward_problem
+from cupyflash._problem import FLOAT64, HALF_TYPES, Align, Problem
+from cupyflash.bounds.forward import (
+    EXP_ERROR,
+    FLUSH,
+    ILL_CONDITIONED,
+    SLACK,
+    U32,
+    Exact,
+    Precision,
+    dot_error,
+    flushed_score,
+    gamma,
+    largest,
+    naive_errors,
+    score_overflows,
+    weight_error,
+)
+
+_MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
+
+
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    grads_out=None,
+) -> Gradients:
+    """Largest error of each element of :func:`cupyflash.attention_backward`, against :mod:`cupyflash.reference`.
+
+    Arguments, shapes and errors are those of :func:`cupyflash.attention_backward`; the bounds are float64 arrays of
+    the gradients' shapes. The errors of the given out and lse count as they are. Where nothing is summed (a query that
+    sees no key, a key that no query sees) the bound is 0.
+
+    Examples
+    --------
+    >>> from cupyflash import attention_vjp
+    >>> dout, q, k, v = np.random.default_rng(0).standard_normal((4, 2, 16, 8)).astype(np.float16)
+    >>> (out, lse), pullback = attention_vjp(q, k, v, return_lse=True)
+    >>> exact = reference.attention_backward(dout, q, k, v, out, lse)
+    >>> bounds = attention_backward(dout, q, k, v, out, lse)
+    >>> all((abs(x - y) <= bound).all() for x, y, bound in zip(pullback(dout), exact, bounds))
+    True
+    """
+    problem, grads_out = backward_problem(
+        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
+        grads_out=grads_out, dtypes=HALF_TYPES, gradient_dtype=FLOAT64,
+    )  # fmt: skip
+    return _returned(problem, _tiled, (dout, q, k, v, out, lse, dlse), grads_out)
+
+
+def attention_naive_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+    grads_out=None,
+) -> Gradients:
+    """The same for :func:`cupyflash.naive.attention_backward`, which rounds S, P, dP and dS to the inputs' dtype.
+
+    The inputs may also be float32 or float64; for float64 the reference's own rounding is included.
+    """
+    problem, grads_out = backward_problem(
+        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
+        grads_out=grads_out, gradient_dtype=FLOAT64,
+    )  # fmt: skip
+    return _returned(problem, _naive, (dout, q, k, v, out, lse, dlse), grads_out)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Exact values of each (query, key), and what they are made of; non-finite inputs are replaced by 0."""
+
+    forward: Exact
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    out: np.ndarray  # as given
+    dlse: np.ndarray  # (query, 1)
+    lse: np.ndarray  # (query, 1); 0 where the row sees no key
+    lse_error: np.ndarray  # of the given one
+    scores: np.ndarray  # 0 where masked
+    dweights: np.ndarray  # dP
+    dweight_magnitudes: np.ndarray  # |dout| . |v|
+    unbounded: np.ndarray  # (query, 1) bool: a row of which nothing is claimed, whatever the kernel
+
+    @staticmethod
+    def of(problem: Problem, dout, q, k, v, out, lse, dlse) -> _Pairs:
+        forward = Exact.of(problem, q, k, v)
+        dout, out, lse = reference.float64_on_host(problem, dout, out, lse)
+        lse = lse[..., None]
+        dlse = np.zeros_like(lse) if dlse is None else reference.float64_on_host(problem, dlse)[0][..., None]
+        q, k, v = (_finite(x) for x in reference.on_host(problem, q, k, v))
+        nonfinite = forward.sees_nonfinite | ~np.isfinite(dlse)
+        for rows in dout, out:
+            nonfinite = nonfinite | ~np.isfinite(rows).all(axis=-1, keepdims=True)
+
+        scores = reference.scaled_scores(problem, q, k)
+        exact_lse = reference.softmax(scores)[1][..., None]
+        sees_keys = forward.visible.any(axis=-1, keepdims=True)
+        lse_error = np.where(sees_keys, np.abs(lse - np.where(sees_keys, exact_lse, 0)), 0)
+        dout = _finite(dout)
+        magnitudes = np.abs(dout) @ np.swapaxes(np.abs(v), -1, -2)
+        overflows = np.where(forward.visible, magnitudes, 0) >= largest(problem) / 4
+        unbounded = nonfinite | forward.may_overflow | ~np.isfinite(lse_error) | overflows.any(axis=-1, keepdims=True)
+        return _Pairs(
+            forward=forward,
+            q=q,
+            k=k,
+            v=v,
+            dout=dout,
+            out=_finite(out),
+            dlse=_finite(dlse),
+            lse=np.where(sees_keys, exact_lse, 0),
+            lse_error=_finite(lse_error),
+            scores=np.where(forward.visible, scores, 0),
+            dweights=np.where(forward.visible, dout @ np.swapaxes(v, -1, -2), 0),
+            dweight_magnitudes=np.where(forward.visible, magnitudes, 0),
+            unbounded=unbounded & sees_keys,
+        )
+
+    @property
+    def delta(self) -> np.ndarray:
+        """rowsum(dout * out) - dlse, exact."""
+        return (self.forward.weights * self.dweights).sum(axis=-1, keepdims=True) - self.dlse
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Absolute errors of one kernel's steps, for each (query, key) or (query, 1)."""
+
+    weights: np.ndarray  # of P as dS is computed from it
+    stored_weights: np.ndarray  # of P as it multiplies dout
+    dweights: np.ndarray  # of dP
+    delta: np.ndarray
+    unit: float  # of the arithmetic
+    flush: float  # below it the arithmetic computes with 0
+    accumulation: Callable[[int], float]  # of a product of n terms, relative to the sum of their magnitudes
+
+
+def _tiled(problem: Problem, pairs: _Pairs) -> _Errors:
+    """Errors of the tiled kernels: P from lse, float32 accumulators."""
+    forward, head_dim_v = pairs.forward, problem.head_dim_v
+    exponent = (
+        dot_error(problem.head_dim) * forward.products
+        + U32 * (2 * forward.scores + np.abs(pairs.scores - pairs.lse) + 2 * np.abs(pairs.lse) + 8)
+        + pairs.lse_error
+        + flushed_score(problem, forward, FLUSH)
+        + EXP_ERROR
+    )
+    weights = forward.weights * np.expm1(np.minimum(exponent, _MAX_EXPONENT)) + FLUSH
+    dout, out = np.abs(pairs.dout), np.abs(pairs.out)
+    # The arithmetic flushes bfloat16 subnormals, too, of dout and out as they are read.
+    flushed = FLUSH * (head_dim_v + 2 + (dout + out).sum(axis=-1, keepdims=True))
+    delta = np.abs((pairs.dout * (pairs.out - forward.out)).sum(axis=-1, keepdims=True))
+    delta = delta + gamma(head_dim_v + 2, U32) * (dout * out).sum(axis=-1, keepdims=True) + flushed
+    return _Errors(
+        weights=weights,
+        stored_weights=weights + _rounding(problem, forward.weights + weights),
+        dweights=dot_error(head_dim_v) * pairs.dweight_magnitudes
+        + np.minimum((head_dim_v + 2) * FLUSH, 2 * pairs.dweight_magnitudes),
+        delta=delta + U32 * (np.abs(pairs.delta) + delta),
+        unit=U32,
+        flush=FLUSH,
+        accumulation=dot_error,
+    )
+
+
+def _naive(problem: Problem, pairs: _Pairs) -> _Errors:
+    """Errors of the standard method: S, P, dP and dS are stored in the dtype."""
+    forward = pairs.forward
+    unit, flush = (2.0**-53, 0.0) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    steps = naive_errors(problem, forward)
+    numerator = weight_error(forward, steps.score + steps.exponential)
+    upper = forward.weights + numerator
+    row_sum = numerator.sum(axis=-1, keepdims=True) + steps.row_sum * upper.sum(axis=-1, keepdims=True) + steps.flushed
+    shrink = np.maximum(1 - row_sum, 0.5)
+    weights = (numerator + row_sum * forward.weights) / shrink + 3 * unit * upper + flush
+    weights = weights + _rounding(problem, forward.weights + weights)
+
+    dweights = gamma(problem.head_dim_v + 1, unit) * pairs.dweight_magnitudes + (problem.head_dim_v + 2) * flush
+    dweights = dweights + _rounding(problem, np.abs(pairs.dweights) + dweights)
+    upper_dweights = np.abs(pairs.dweights) + dweights
+    stored_overflows = score_overflows(problem, forward) | (upper_dweights >= Precision.of(problem.dtype).overflow)
+    weights = np.where(stored_overflows, np.inf, weights)
+    products = (forward.weights + weights) * upper_dweights
+    delta = (
+        (forward.weights * dweights + weights * upper_dweights).sum(axis=-1, keepdims=True)
+        + gamma(problem.seqlen_k + 5, unit) * products.sum(axis=-1, keepdims=True)
+        + (problem.seqlen_k + 5) * flush
+    )
+    return _Errors(
+        weights=weights,
+        stored_weights=weights,
+        dweights=dweights,
+        delta=delta + unit * (np.abs(pairs.delta) + delta),
+        unit=unit,
+        flush=flush,
+        accumulation=lambda n: gamma(n + 1, unit),
+    )
+
+
+def _rounding(problem: Problem, magnitude: np.ndarray) -> np.ndarray:
+    """Of a value stored in the dtype: by u |x|, or by half the spacing of subnormals and never by more than |x|."""
+    if problem.dtype not in HALF_TYPES:
+        return np.zeros_like(magnitude)
+    element = Precision.of(problem.dtype)
+    return np.maximum(element.unit * magnitude, np.minimum(magnitude, element.underflow))
+
+
+def _gradients(problem: Problem, pairs: _Pairs, errors: _Errors, shapes) -> list[np.ndarray]:
+    """From the errors of the steps to those of dq, dk and dv."""
+    visible, weights = pairs.forward.visible, pairs.forward.weights
+    difference = pairs.dweights - pairs.delta
+    difference_error = errors.dweights + errors.delta
+    difference_error = difference_error + errors.unit * (np.abs(difference) + difference_error)
+    upper = np.abs(difference) + difference_error
+    dscores = weights * difference
+    error = weights * difference_error + errors.weights * upper
+    error = error + errors.unit * (np.abs(dscores) + error) + 2 * errors.flush * (1 + upper)
+    overflow = Precision.of(problem.dtype).overflow
+    error = error + _rounding(problem, np.abs(dscores) + error)
+
+    unbounded = visible & ((np.abs(dscores) + error >= overflow) | (errors.weights > ILL_CONDITIONED))
+    unbounded = pairs.unbounded | unbounded.any(axis=-1, keepdims=True)
+    claimed = visible & ~unbounded
+    factor, stored_weights = problem.softmax_scale, errors.stored_weights
+    error, stored_weights = (np.where(claimed, x, 0) for x in (error, stored_weights))
+    dscores, weights = (np.where(claimed, x, 0) for x in (dscores, weights))
+    touched = np.broadcast_to(visible, dscores.shape)
+    spoilt = visible & unbounded
+
+    def transposed(x):
+        return np.swapaxes(x, -1, -2)
+
+    return [
+        _summed(problem, errors, factor, dscores, error, pairs.k, touched, spoilt, shapes[0]),
+        _summed(
+            problem, errors, factor, transposed(dscores), transposed(error), pairs.q,
+            transposed(touched), transposed(spoilt), shapes[1],
+        ),
+        _summed(
+            problem, errors, 1.0, transposed(weights), transposed(stored_weights), pairs.dout,
+            transposed(touched), transposed(spoilt), shapes[2],
+        ),
+    ]  # fmt: skip
+
+
+def _summed(problem: Problem, errors: _Errors, factor, terms, error, values, touched, spoilt, shape) -> np.ndarray:
+    """Bound of factor * terms @ values, summed to an operand's shape and rounded to the dtype."""
+    element, magnitudes = Precision.of(problem.dtype), np.abs(values)
+    num_terms = terms.shape[-1] * (max(int(np.prod(terms.shape[:-2])), 1) // max(int(np.prod(shape[:-2])), 1))
+
+    def summed(x):
+        return reference.summed_to(shape, np.broadcast_to(x, (*terms.shape[:-1], shape[-1])))
+
+    exact = np.abs(factor * summed(terms @ values))
+    magnitude = summed((np.abs(terms) + error) @ magnitudes)
+    core = summed(error @ magnitudes) + errors.accumulation(num_terms) * magnitude + (num_terms + 2) * errors.flush
+    core = abs(factor) * core + 2**-149
+    core = core + 3 * errors.unit * (exact + core)
+    overflows = (magnitude * max(1, abs(factor)) >= largest(problem) / 4) | (exact + core >= element.overflow)
+    core = core + _rounding(problem, exact + core)
+    is_spoilt, is_touched = (summed(x.any(axis=-1, keepdims=True).astype(np.float64)) > 0 for x in (spoilt, touched))
+    bound = np.where(is_spoilt | overflows, np.inf, SLACK * core)
+    return np.where(is_touched, bound, 0)
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(x), x, 0)
+
+
+def _returned(problem: Problem, kernel_errors, arrays, grads_out) -> Gradients:
+    operands = arrays[1:4]
+    with np.errstate(over="ignore", invalid="ignore"):
+        pairs = _Pairs.of(problem, *arrays)
+        bounds = _gradients(problem, pairs, kernel_errors(problem, pairs), [x.shape for x in operands])
+    if problem.dtype == FLOAT64:  # the reference is as precise, no more
+        bounds = [2 * bound for bound in bounds]
+    return reference.returned_gradients(problem, operands, bounds, grads_out)

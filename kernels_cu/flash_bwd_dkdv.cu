@@ -1,0 +1,159 @@
+// Gradients of keys and values on tensor cores, for float16 and bfloat16: dV = P^T dO, dK = scale dS^T Q.
+//
+// One block owns BLOCK_N keys and walks over the query tiles that see them, of every head and batch
+// that uses these keys, in a fixed order: no atomics. P is rebuilt from lse, transposed, in registers.
+// Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, CAUSAL, and
+// WITH_DKEY, WITH_DVALUE: one gradient at a time where both accumulators do not fit the registers.
+
+#include "common.cuh"
+#include "ptx.cuh"
+#include "tile.cuh"
+#include "mma.cuh"
+#include "visible.cuh"
+#include "mask.cuh"
+#include "block_range.cuh"
+#include "nonfinite.cuh"
+#include "weight.cuh"
+
+constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
+constexpr int M_TILES = BLOCK_N / NUM_WARPS / MMA_M;   // of a warp: here the keys are the rows
+constexpr int N_TILES = BLOCK_M / MMA_N;
+
+static_assert(BLOCK_N == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
+
+using KeyTile = SharedTile<BLOCK_N, HEAD_DIM>;
+using ValueTile = SharedTile<BLOCK_N, HEAD_DIM_V>;
+using QueryTile = SharedTile<BLOCK_M, HEAD_DIM>;
+using DoutTile = SharedTile<BLOCK_M, HEAD_DIM_V>;
+constexpr int STAGE_BYTES = QueryTile::BYTES + DoutTile::BYTES + 2 * BLOCK_M * 4;
+
+struct Params {
+    SummedOperand<const uint16_t> query, key, value, dout;
+    SummedOperand<uint16_t> dkey, dvalue;
+    RowValues lse_log2, delta;
+    BatchShape owner, reduced;
+    int num_reduced;
+    int seqlen_q, seqlen_k, head_dim, head_dim_v;
+    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    float scale_log2;       // softmax_scale * log2(e)
+    float scale;
+};
+
+extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const __grid_constant__ Params params) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const KeyTile key_tile{uint32_t(__cvta_generic_to_shared(shared))};
+    const ValueTile value_tile{key_tile.base + KeyTile::BYTES};
+    const QueryTile query_tile{value_tile.base + ValueTile::BYTES};   // of the first stage, as the next three
+    const DoutTile dout_tile{query_tile.base + QueryTile::BYTES};
+    const uint32_t lse_base = dout_tile.base + DoutTile::BYTES, delta_base = lse_base + BLOCK_M * 4;
+
+    const int thread = threadIdx.x, lane = thread % WARP_SIZE;
+    const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 0);   // tells the compiler that it is uniform
+    const int num_key_tiles = ceil_div(params.seqlen_k, BLOCK_N);
+    const int owner = blockIdx.x / num_key_tiles;
+    const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
+    const int num_keys = min(BLOCK_N, params.seqlen_k - first_key);
+    const int warp_row = warp * M_TILES * MMA_M;
+    const QueryTiles tiles = query_tiles(first_key, params.seqlen_q, params.seqlen_k, params.causal_shift);
+
+    const uint32_t key_address = fragment_address(key_tile, warp_row, lane);
+    const uint32_t value_address = fragment_address(value_tile, warp_row, lane);
+    const uint32_t query_column = fragment_address_b(query_tile, 0, lane), query_row = fragment_address(query_tile, 0, lane);
+    const uint32_t dout_column = fragment_address_b(dout_tile, 0, lane), dout_row = fragment_address(dout_tile, 0, lane);
+
+    float dkey[M_TILES][HEAD_DIM / MMA_N][4] = {}, dvalue[M_TILES][HEAD_DIM_V / MMA_N][4] = {};
+
+    for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
+        auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
+        const int first_query = tiles.begin * BLOCK_M;
+        TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS>(key_tile, rows(params.key) + first_key * params.key.row_stride,
+                                                   params.key.row_stride, params.head_dim, thread).load_async(num_keys);
+        TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS>(value_tile, rows(params.value) + first_key * params.value.row_stride,
+                                                     params.value.row_stride, params.head_dim_v, thread).load_async(num_keys);
+        TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS> query_loader(
+            query_tile, rows(params.query) + first_query * params.query.row_stride, params.query.row_stride, params.head_dim, thread);
+        TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS> dout_loader(
+            dout_tile, rows(params.dout) + first_query * params.dout.row_stride, params.dout.row_stride, params.head_dim_v, thread);
+        RowLoader lse_loader(lse_base, rows(params.lse_log2) + first_query, thread);
+        RowLoader delta_loader(delta_base, rows(params.delta) + first_query, thread);
+
+        int queries_left = params.seqlen_q - first_query, stage = 0;
+        auto fetch = [&](int stage) {
+            query_loader.load_async(queries_left, stage);
+            dout_loader.load_async(queries_left, stage);
+            lse_loader.load_async(queries_left, stage);
+            delta_loader.load_async(queries_left, stage);
+            cp_async_commit_group();
+            queries_left -= BLOCK_M;
+        };
+
+        auto visit = [&](int tile, auto boundary) {
+            cp_async_wait_group<0>();
+            __syncthreads();   // this stage has landed, and every warp is done with the other
+            if (NUM_STAGES == 2 && queries_left > 0) fetch(STAGE_BYTES - stage);
+
+            // S^T = K Q^T, dP^T = V dO^T
+            float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
+            mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, stage);
+            if (WITH_DKEY) mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, stage);
+
+            const TransposedTileMask<M_TILES> mask(int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
+            if constexpr (boundary.value && CAUSAL) {
+                if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) || holds_nonfinite<ELEMENT>(dout_loader, stage))) {
+                    if (WITH_DKEY) spread_nonfinite<ELEMENT>(dkey, QueryTile{query_tile.base + stage}, mask, lane);
+                    if (WITH_DVALUE) spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, mask, lane);
+                    __syncthreads();   // every warp has seen the values
+                    remove_nonfinite<ELEMENT>(query_loader, stage);
+                    remove_nonfinite<ELEMENT>(dout_loader, stage);
+                    __syncthreads();   // they are gone
+                }
+            }
+
+            // dV += P^T dO, dK += dS^T Q, 16 queries at a time
+#pragma unroll
+            for (int k = 0; k < BLOCK_M / MMA_K; ++k) {
+                uint32_t weight[M_TILES][4], dscore[M_TILES][4];
+#pragma unroll
+                for (int n = 2 * k; n < 2 * k + 2; ++n) {
+                    const int column = n * MMA_N + lane % 4 * 2;
+                    const float2 lse_log2 = ld_shared_v2(lse_base + stage + column * 4);
+                    const float2 delta = ld_shared_v2(delta_base + stage + column * 4);
+#pragma unroll
+                    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half, params.scale_log2, lse_log2, delta,
+                                                  !boundary.value || mask.visible(m, half, column),
+                                                  !boundary.value || mask.visible(m, half, column + 1));
+                            weight[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.weight.x, pair.weight.y);
+                            dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
+                        }
+                }
+                if (WITH_DVALUE) mma_ab<ELEMENT>(dvalue, weight, dout_row, stage + k * MMA_K * DoutTile::ROW_BYTES);
+                if (WITH_DKEY) mma_ab<ELEMENT>(dkey, dscore, query_row, stage + k * MMA_K * QueryTile::ROW_BYTES);
+            }
+            if (NUM_STAGES == 2) {
+                stage = STAGE_BYTES - stage;
+            } else if (queries_left > 0) {
+                __syncthreads();   // every warp is done with the only stage
+                fetch(0);
+            }
+        };
+        if (tiles.begin < tiles.end) fetch(0);
+        int tile = tiles.begin;
+        for (; tile < tiles.interior; ++tile) visit(tile, Constant<true>());
+        for (; tile < tiles.end; ++tile) visit(tile, Constant<false>());
+        cp_async_wait_group<0>();
+        __syncthreads();   // every warp is done with all tiles, and no copy is under way
+    }
+
+    if (WITH_DKEY) store_fragments<ELEMENT>(key_tile, warp_row, dkey, params.scale, lane);
+    if (WITH_DVALUE) store_fragments<ELEMENT>(value_tile, warp_row, dvalue, 1.0f, lane);
+    __syncwarp();   // a warp stores only the rows that it wrote
+    auto store = [&](auto tile, const SummedOperand<uint16_t>& gradient, int head_dim) {
+        store_rows<M_TILES * MMA_M>(tile, warp_row, gradient.matrix(params.owner, owner, params.reduced, 0) + first_key * gradient.row_stride,
+                                    gradient.row_stride, num_keys, head_dim, lane);
+    };
+    if (WITH_DKEY) store(key_tile, params.dkey, params.head_dim);
+    if (WITH_DVALUE) store(value_tile, params.dvalue, params.head_dim_v);
+}

@@ -1,0 +1,152 @@
+// Gradient of queries on tensor cores, for float16 and bfloat16: dQ = scale dS K.
+//
+// One block owns BLOCK_M queries and walks over the key tiles that they see, as the forward does; P is
+// rebuilt from lse. Where queries are broadcast, it sums over every batch that uses them, in a fixed
+// order. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, CAUSAL.
+
+#include "common.cuh"
+#include "ptx.cuh"
+#include "tile.cuh"
+#include "mma.cuh"
+#include "visible.cuh"
+#include "mask.cuh"
+#include "block_range.cuh"
+#include "nonfinite.cuh"
+#include "weight.cuh"
+
+constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
+constexpr int M_TILES = BLOCK_M / NUM_WARPS / MMA_M;   // of a warp
+constexpr int N_TILES = BLOCK_N / MMA_N;
+
+static_assert(BLOCK_M == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
+
+using QueryTile = SharedTile<BLOCK_M, HEAD_DIM>;
+using DoutTile = SharedTile<BLOCK_M, HEAD_DIM_V>;
+using KeyTile = SharedTile<BLOCK_N, HEAD_DIM>;
+using ValueTile = SharedTile<BLOCK_N, HEAD_DIM_V>;
+constexpr int STAGE_BYTES = KeyTile::BYTES + ValueTile::BYTES;
+
+struct Params {
+    SummedOperand<const uint16_t> query, key, value, dout;
+    SummedOperand<uint16_t> dquery;
+    RowValues lse_log2, delta;
+    BatchShape owner, reduced;
+    int num_reduced;
+    int seqlen_q, seqlen_k, head_dim, head_dim_v;
+    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    float scale_log2;       // softmax_scale * log2(e)
+    float scale;
+};
+
+extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __grid_constant__ Params params) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const QueryTile query_tile{uint32_t(__cvta_generic_to_shared(shared))};
+    const DoutTile dout_tile{query_tile.base + QueryTile::BYTES};
+    const KeyTile key_tile{dout_tile.base + DoutTile::BYTES};   // of the first stage, as the next
+    const ValueTile value_tile{key_tile.base + KeyTile::BYTES};
+
+    const int thread = threadIdx.x, lane = thread % WARP_SIZE;
+    const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 0);   // tells the compiler that it is uniform
+    const int num_query_tiles = ceil_div(params.seqlen_q, BLOCK_M);
+    const int owner = blockIdx.x / num_query_tiles;
+    // Under a causal mask the last queries see the most keys: longest blocks first.
+    const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
+    const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
+    const int warp_row = warp * M_TILES * MMA_M;
+    const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
+
+    const uint32_t query_address = fragment_address(query_tile, warp_row, lane);
+    const uint32_t dout_address = fragment_address(dout_tile, warp_row, lane);
+    const uint32_t key_column = fragment_address_b(key_tile, 0, lane), key_row = fragment_address(key_tile, 0, lane);
+    const uint32_t value_column = fragment_address_b(value_tile, 0, lane);
+
+    float dquery[M_TILES][HEAD_DIM / MMA_N][4] = {};
+
+    for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
+        auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
+        TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(query_tile, rows(params.query) + first_query * params.query.row_stride,
+                                                   params.query.row_stride, params.head_dim, thread).load_async(num_queries);
+        TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS>(dout_tile, rows(params.dout) + first_query * params.dout.row_stride,
+                                                     params.dout.row_stride, params.head_dim_v, thread).load_async(num_queries);
+        TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
+            key_tile, rows(params.key), params.key.row_stride, params.head_dim, thread);
+        TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
+            value_tile, rows(params.value), params.value.row_stride, params.head_dim_v, thread);
+
+        float lse_log2[M_TILES][2], delta[M_TILES][2];
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
+                lse_log2[m][half] = row < num_queries ? rows(params.lse_log2)[first_query + row] : 0.0f;
+                delta[m][half] = row < num_queries ? rows(params.delta)[first_query + row] : 0.0f;
+            }
+
+        int keys_left = params.seqlen_k, stage = 0;
+        auto fetch = [&](int stage) {
+            key_loader.load_async(keys_left, stage);
+            value_loader.load_async(keys_left, stage);
+            keys_left -= BLOCK_N;
+        };
+
+        auto visit = [&](int tile, auto boundary) {
+            cp_async_wait_group<0>();
+            __syncthreads();   // this stage has landed, and every warp is done with the other
+            if (NUM_STAGES == 2 && tile + 1 < tiles.end) fetch(STAGE_BYTES - stage);
+
+            // S = Q K^T, dP = dO V^T
+            float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
+            mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_column, stage);
+            mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column, stage);
+
+            const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
+            if constexpr (boundary.value && CAUSAL) {
+                if (__syncthreads_or(holds_nonfinite<ELEMENT>(key_loader, stage))) {
+                    spread_nonfinite<ELEMENT>(dquery, KeyTile{key_tile.base + stage}, mask, lane);
+                    __syncthreads();   // every warp has seen the keys
+                    remove_nonfinite<ELEMENT>(key_loader, stage);
+                    __syncthreads();   // they are gone
+                }
+            }
+
+            // dQ += dS K, 16 keys at a time
+#pragma unroll
+            for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
+                uint32_t dscore[M_TILES][4];
+#pragma unroll
+                for (int n = 2 * k; n < 2 * k + 2; ++n)
+#pragma unroll
+                    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const int column = n * MMA_N + lane % 4 * 2;
+                            const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half, params.scale_log2,
+                                                  {lse_log2[m][half], lse_log2[m][half]}, {delta[m][half], delta[m][half]},
+                                                  !boundary.value || mask.visible(m, half, column),
+                                                  !boundary.value || mask.visible(m, half, column + 1));
+                            dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
+                        }
+                mma_ab<ELEMENT>(dquery, dscore, key_row, stage + k * MMA_K * KeyTile::ROW_BYTES);
+            }
+            if (NUM_STAGES == 2) {
+                stage = STAGE_BYTES - stage;
+            } else if (tile + 1 < tiles.end) {
+                __syncthreads();   // every warp is done with the only stage
+                fetch(0);
+            }
+        };
+        if (tiles.end > 0) fetch(0);
+        int tile = 0;
+        for (; tile < tiles.interior; ++tile) visit(tile, Constant<false>());
+        for (; tile < tiles.end; ++tile) visit(tile, Constant<true>());
+        cp_async_wait_group<0>();
+        __syncthreads();   // every warp is done with all tiles, and no copy is under way
+    }
+
+    store_fragments<ELEMENT>(query_tile, warp_row, dquery, params.scale, lane);
+    __syncwarp();   // a warp stores only the rows that it wrote
+    store_rows<M_TILES * MMA_M>(query_tile, warp_row,
+                                params.dquery.matrix(params.owner, owner, params.reduced, 0) + first_query * params.dquery.row_stride,
+                                params.dquery.row_stride, num_queries, params.head_dim, lane);
+}

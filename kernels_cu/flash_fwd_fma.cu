@@ -1,0 +1,172 @@
+// Exact attention, forward, in float32 or float64 throughout: O = softmax(scale Q K^T) V.
+//
+// The algorithm of flash_fwd.cu with register tiles and fused multiply-adds in place of tensor cores. K and
+// V take turns in one buffer: a tile's arithmetic is long against its copy, and the space saved holds a second
+// block on most multiprocessors. Weights go through shared memory, from the lane that computed them to those
+// that multiply with them. Each tile's P V starts from zero (two-level sums). Constants: ELEMENT (float or
+// double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N,
+// NUM_WARPS, CAUSAL.
+
+#include "common.cuh"
+#include "ptx.cuh"
+#include "tile.cuh"
+#include "visible.cuh"
+#include "block_range.cuh"
+#include "fma.cuh"
+#include "nonfinite_fma.cuh"
+
+constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
+constexpr int MAX_SEQLEN = 0x7fffffff;
+
+static_assert(BLOCK_M == NUM_WARPS * 2 * THREAD_ROWS && BLOCK_N == ROW_LANES * THREAD_KEYS, "whole register tiles");
+static_assert(HEAD_DIM * UNITS % LINE == 0 && HEAD_DIM_V * UNITS % LINE == 0, "whole lines");
+
+using QueryTile = FmaTile<BLOCK_M, HEAD_DIM>;
+using WeightTile = FmaTile<BLOCK_M, BLOCK_N>;
+using KeyTile = FmaTile<BLOCK_N, HEAD_DIM>;
+using ValueTile = FmaTile<BLOCK_N, HEAD_DIM_V>;   // takes turns with the key tile
+using OutColumns = Columns<ValueTile>;
+
+struct Params {
+    Operand<const ELEMENT> query, key, value;
+    Operand<ELEMENT> out;
+    ELEMENT* lse;           // (batch, seqlen_q), natural logarithm; null where it is not wanted
+    BatchShape batch;
+    int seqlen_q, seqlen_k, head_dim, head_dim_v;
+    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    ELEMENT scale;
+};
+
+// The maximum of a row that saw no key: finite, for -inf - -inf would be NaN, and below every score.
+constexpr ELEMENT NO_KEY = sizeof(ELEMENT) == 4 ? -3.402823466e38f : -1.7976931348623157e308;
+
+extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __grid_constant__ Params params) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const QueryTile query_tile{uint32_t(__cvta_generic_to_shared(shared))};
+    const WeightTile weight_tile{query_tile.base + QueryTile::BYTES};
+    const KeyTile key_tile{weight_tile.base + WeightTile::BYTES};
+    const ValueTile value_tile{key_tile.base};
+
+    const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
+    const int num_query_tiles = ceil_div(params.seqlen_q, BLOCK_M);
+    const int batch = blockIdx.x / num_query_tiles;
+    // Under a causal mask the last queries see the most keys: longest blocks first.
+    const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
+    const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
+    const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
+
+    FmaTileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
+        key_tile, params.key.matrix(params.batch, batch), params.key.row_stride, params.head_dim, thread);
+    FmaTileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
+        value_tile, params.value.matrix(params.batch, batch), params.value.row_stride, params.head_dim_v, thread);
+    FmaTileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
+        query_tile, params.query.matrix(params.batch, batch) + first_query * params.query.row_stride,
+        params.query.row_stride, params.head_dim, thread).load_async(num_queries);
+
+    const int row = first_row(warp, lane), column = lane % ROW_LANES;
+    const uint32_t query_address = query_tile.address(row, 0), weight_address = weight_tile.address(row, 0);
+    const uint32_t key_address = key_tile.address(column, 0);
+    const OutColumns columns(value_tile, lane);
+
+    ELEMENT acc[THREAD_ROWS][OutColumns::COUNT][VECTOR] = {};
+    ELEMENT row_max[THREAD_ROWS], row_sum[THREAD_ROWS];   // the sum: this lane's part of it
+#pragma unroll
+    for (int m = 0; m < THREAD_ROWS; ++m) {
+        row_max[m] = NO_KEY;
+        row_sum[m] = 0;
+    }
+
+    for (int tile = 0; tile < tiles.end; ++tile) {
+        const int first_key = tile * BLOCK_N, num_keys = params.seqlen_k - first_key;
+        __syncthreads();   // every warp is done with the last value tile
+        key_loader.load_async(num_keys);
+        cp_async_wait_group<0>();
+        __syncthreads();   // the key tile has landed
+
+        ELEMENT scores[THREAD_ROWS][THREAD_KEYS] = {};
+        multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
+        __syncthreads();   // every warp is done with the key tile
+        value_loader.load_async(num_keys);
+
+        // The last column that row 0 of this thread sees, if there are so many keys.
+        const int diagonal = last_visible_key(int64_t(first_query) + row, MAX_SEQLEN, params.causal_shift) - first_key;
+
+        // Scores times the scale, whatever its sign; then their maximum, P = exp(S - max), and its sum.
+        ELEMENT alpha[THREAD_ROWS];
+#pragma unroll
+        for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+            for (int n = 0; n < THREAD_KEYS; ++n) scores[m][n] *= params.scale;
+        if (tile >= tiles.interior) {
+#pragma unroll
+            for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+                for (int n = 0; n < THREAD_KEYS; ++n) {
+                    const int key = column + n * ROW_LANES;
+                    if (key - row_step(m) > diagonal || key >= num_keys) scores[m][n] = -infinity();
+                }
+        }
+#pragma unroll
+        for (int m = 0; m < THREAD_ROWS; ++m) {
+            const ELEMENT old_max = row_max[m];
+            ELEMENT tile_max = scores[m][0];
+#pragma unroll
+            for (int n = 1; n < THREAD_KEYS; ++n) tile_max = fmax(tile_max, scores[m][n]);
+#pragma unroll
+            for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
+                tile_max = fmax(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, lanes));
+            row_max[m] = fmax(old_max, tile_max);
+            alpha[m] = exp(old_max - row_max[m]);
+            ELEMENT tile_sum = 0;
+#pragma unroll
+            for (int n = 0; n < THREAD_KEYS; ++n) {
+                const ELEMENT weight = exp(scores[m][n] - row_max[m]);
+                const int key = column + n * ROW_LANES;
+                tile_sum += weight;
+                const uint32_t vector = weight_tile.address(row + row_step(m), key / VECTOR);
+                st_shared(vector + key % VECTOR * sizeof(ELEMENT), weight);
+            }
+            row_sum[m] = fma(row_sum[m], alpha[m], tile_sum);
+        }
+        cp_async_wait_group<0>();
+        __syncthreads();   // the value tile has landed, and so have the weights
+
+        if (CAUSAL && tile >= tiles.interior && __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
+            spread_nonfinite(acc, columns, diagonal);
+            __syncthreads();   // every warp has seen the values
+            remove_nonfinite<NUM_THREADS>(value_tile, thread);
+            __syncthreads();
+        }
+        ELEMENT tile_acc[THREAD_ROWS][OutColumns::COUNT][VECTOR] = {};
+        multiply<WeightTile>(tile_acc, weight_address, columns);
+#pragma unroll
+        for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+            for (int c = 0; c < OutColumns::COUNT; ++c)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) acc[m][c][e] = fma(acc[m][c][e], alpha[m], tile_acc[m][c][e]);
+    }
+
+    ELEMENT* out = params.out.matrix(params.batch, batch);
+#pragma unroll
+    for (int m = 0; m < THREAD_ROWS; ++m) {
+        const int query = row + row_step(m);
+#pragma unroll
+        for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
+            row_sum[m] += __shfl_xor_sync(FULL_WARP, row_sum[m], lanes);
+        if (query >= num_queries) continue;
+        // log 0 = -inf: no key
+        if (params.lse && column == 0)
+            params.lse[int64_t(batch) * params.seqlen_q + first_query + query] = row_max[m] + log(row_sum[m]);
+#pragma unroll
+        for (int c = 0; c < OutColumns::COUNT; ++c) {
+            const int first_column = OutColumns::index(c, lane) * VECTOR;
+            if (first_column >= params.head_dim_v) continue;
+            Vector vector;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                vector.element[e] = row_sum[m] == ELEMENT(0) ? ELEMENT(0) : acc[m][c][e] / row_sum[m];
+            store_vector(out + (first_query + query) * params.out.row_stride + first_column, vector);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+// Register tiles: products of shared-memory tiles by fused multiply-adds, in float or double.
+//
+// 16 lanes share a row of scores and of outputs, so that a warp has two of them at a time. What a lane
+// multiplies comes as 16-byte vectors: the two rows broadcast, the other operand from 16 neighbouring
+// rows or vectors, all free of bank conflicts under the swizzle of SharedTile.
+
+constexpr int VECTOR = 16 / sizeof(ELEMENT);   // elements in one 16-byte access
+constexpr int UNITS = sizeof(ELEMENT) / 2;     // 16-bit elements of the copies that one element is
+constexpr int LINE_VECTORS = CHUNKS_PER_LINE;
+constexpr int ROW_LANES = 16;
+constexpr int THREAD_ROWS = BLOCK_M / (NUM_WARPS * WARP_SIZE / ROW_LANES);
+constexpr int THREAD_KEYS = BLOCK_N / ROW_LANES;
+
+// Distance of a thread's row m from its row 0. Rows of the two half-warps lie 4 apart where they can:
+// the swizzle then puts their neighbouring words into different halves of the banks.
+__device__ constexpr int row_step(int m) { return m / 4 * 8 + m % 4; }
+
+__device__ __forceinline__ int first_row(int warp, int lane) {
+    return warp * 2 * THREAD_ROWS + lane / ROW_LANES * (THREAD_ROWS < 4 ? THREAD_ROWS : 4);
+}
+
+template <int ROWS, int COLS>
+using FmaTile = SharedTile<ROWS, COLS * UNITS>;
+
+template <int ROWS, int COLS, int NUM_THREADS>
+struct FmaTileLoader : TileLoader<ROWS, COLS * UNITS, NUM_THREADS> {
+    __device__ FmaTileLoader(FmaTile<ROWS, COLS> tile, const ELEMENT* matrix, int64_t row_stride, int head_dim,
+                             int thread)
+        : TileLoader<ROWS, COLS * UNITS, NUM_THREADS>(tile, reinterpret_cast<const uint16_t*>(matrix),
+                                                      row_stride * UNITS, head_dim * UNITS, thread) {}
+};
+
+struct Vector {
+    ELEMENT element[VECTOR];
+};
+
+__device__ __forceinline__ void unpack(uint4 bits, float (&x)[4]) {
+    x[0] = __uint_as_float(bits.x), x[1] = __uint_as_float(bits.y);
+    x[2] = __uint_as_float(bits.z), x[3] = __uint_as_float(bits.w);
+}
+
+__device__ __forceinline__ void unpack(uint4 bits, double (&x)[2]) {
+    x[0] = __hiloint2double(bits.y, bits.x), x[1] = __hiloint2double(bits.w, bits.z);
+}
+
+__device__ __forceinline__ Vector load_vector(uint32_t shared) {
+    Vector vector;
+    unpack(ld_shared_v4(shared), vector.element);
+    return vector;
+}
+
+__device__ __forceinline__ uint4 pack(const float (&x)[4]) {
+    return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+}
+
+__device__ __forceinline__ uint4 pack(const double (&x)[2]) {
+    return {uint32_t(__double2loint(x[0])), uint32_t(__double2hiint(x[0])), uint32_t(__double2loint(x[1])),
+            uint32_t(__double2hiint(x[1]))};
+}
+
+// To device memory.
+__device__ __forceinline__ void store_vector(ELEMENT* target, const Vector& vector) {
+    *reinterpret_cast<uint4*>(target) = pack(vector.element);
+}
+
+__device__ __forceinline__ void st_shared(uint32_t shared, float x) { st_shared(shared, __float_as_uint(x)); }
+
+__device__ __forceinline__ void st_shared(uint32_t shared, double x) {
+    st_shared_v2(shared, {uint32_t(__double2loint(x)), uint32_t(__double2hiint(x))});
+}
+
+// Vector k of row m of this thread; `address`: of vector 0 of its row 0.
+template <typename Tile>
+__device__ __forceinline__ Vector load_row(uint32_t address, int m, int k) {
+    const uint32_t vector = address ^ (k % LINE_VECTORS ^ m % 4) * 16;
+    return load_vector(vector + row_step(m) * Tile::ROW_BYTES + k / LINE_VECTORS * 128);
+}
+
+// acc[m][n] += row m . row (lane % 16 + 16 n) of another tile, whose vector 0 of n = 0 is at `other`.
+template <typename RowTile, typename OtherTile>
+__device__ __forceinline__ void multiply_transposed(ELEMENT (&acc)[THREAD_ROWS][THREAD_KEYS], uint32_t rows,
+                                                    uint32_t other) {
+#pragma unroll 1
+    for (int line = 0; line < RowTile::LINES; ++line) {
+#pragma unroll
+        for (int k = 0; k < LINE_VECTORS; ++k) {
+            Vector row[THREAD_ROWS];
+#pragma unroll
+            for (int m = 0; m < THREAD_ROWS; ++m) row[m] = load_row<RowTile>(rows, m, k);
+#pragma unroll
+            for (int n = 0; n < THREAD_KEYS; ++n) {
+                const Vector column = load_vector((other ^ k * 16) + n * ROW_LANES * OtherTile::ROW_BYTES);
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i)
+#pragma unroll
+                    for (int m = 0; m < THREAD_ROWS; ++m)
+                        acc[m][n] = fma(row[m].element[i], column.element[i], acc[m][n]);
+            }
+        }
+        rows += 128;
+        other += 128;
+    }
+}
+
+// A thread's columns of a product: vectors lane % 16 + 16 c of a row of `Tile`. Lanes beyond the last
+// vector compute it again.
+template <typename Tile>
+struct Columns {
+    static constexpr int COUNT = ceil_div(Tile::LINES * LINE_VECTORS, ROW_LANES);
+
+    uint32_t address[COUNT];   // in row 0
+
+    __device__ Columns(Tile tile, int lane) {
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c)
+            address[c] = tile.address(0, min(index(c, lane), Tile::LINES * LINE_VECTORS - 1));
+    }
+
+    static __device__ int index(int c, int lane) { return c * ROW_LANES + lane % ROW_LANES; }
+
+    __device__ Vector load(int row, int c) const {
+        return load_vector((address[c] ^ row % 8 * 16) + row * Tile::ROW_BYTES);
+    }
+};
+
+// acc[m] += sum_j row m [j] * columns[j] over j < BLOCK_N
+template <typename RowTile, typename Tile>
+__device__ __forceinline__ void multiply(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR], uint32_t rows,
+                                         const Columns<Tile>& columns) {
+#pragma unroll 1   // more in flight would take more registers than there are
+    for (int k = 0; k < BLOCK_N / VECTOR; ++k) {
+        Vector weight[THREAD_ROWS];
+#pragma unroll
+        for (int m = 0; m < THREAD_ROWS; ++m) weight[m] = load_row<RowTile>(rows, m, k);
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+#pragma unroll
+            for (int c = 0; c < Columns<Tile>::COUNT; ++c) {
+                const Vector value = columns.load(k * VECTOR + i, c);
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e)
+#pragma unroll
+                    for (int m = 0; m < THREAD_ROWS; ++m)
+                        acc[m][c][e] = fma(weight[m].element[i], value.element[e], acc[m][c][e]);
+            }
+    }
+}

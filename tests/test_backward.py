@@ -1,0 +1,203 @@
+"""Every element of dq, dk and dv is within its bound of the float64 reference, over the whole space of problems."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, example, given, settings
+from hypothesis import strategies as st
+
+import cupyflash
+from cupyflash import bounds
+from tests import backward_problems, checks, strategies
+from tests.backward_problems import BackwardProblem
+from tests.strategies import Problem
+
+
+def check(backend, problem, arch="sm_80"):
+    arguments, options, gradients = backward_problems.run_poisoned(backend, problem, arch)
+    exact, bound = backward_problems.assert_within_bounds(arguments, options, gradients)
+    return arguments, options, gradients, exact, bound
+
+
+@settings(max_examples=40)
+@given(problem=backward_problems.backward_problems())
+@example(problem=BackwardProblem(Problem(seqlen_q=0, seqlen_k=3, leading_q=(2,))))
+@example(problem=BackwardProblem(Problem(seqlen_q=5, seqlen_k=0, head_dim_v=13), with_dlse=True))
+@example(problem=BackwardProblem(Problem(seqlen_q=130, seqlen_k=3, causal=True, align="bottom-right"), with_dlse=True))
+@example(problem=BackwardProblem(Problem(seqlen_q=3, seqlen_k=300, causal=True, align="top-left")))
+@example(problem=BackwardProblem(Problem("float16", (0, 2), (2,), (1, 2), 5, 7)))
+@example(problem=BackwardProblem(Problem("float16", (), (3, 2), (2,), 5, 7, 9, 20), dout_view="one column"))
+def test_stays_within_bounds(backend, arch, problem):
+    if arch == "sm_75":  # which has no bfloat16
+        problem = replace(problem, forward=replace(problem.forward, dtype="float16"))
+    *_, bound = check(backend, problem, arch)
+    event("bound finite everywhere" if all(np.isfinite(x).all() for x in bound) else "bound infinite somewhere")
+
+
+@pytest.mark.parametrize("values", strategies.FAMILIES)
+def test_each_family_of_values(backend, arch, values):
+    for dtype in ("float16",) if arch == "sm_75" else ("float16", "bfloat16"):
+        forward = Problem(
+            dtype, (2,), (2,), (2,), 70, 200, 64, 48, causal=True, align="bottom-right", values=values, seed=1
+        )
+        *_, bound = check(backend, BackwardProblem(forward, with_dlse=True), arch)
+        assert values == "huge values" or all(np.isfinite(x).all() for x in bound)
+
+
+@pytest.mark.parametrize("dout_values", sorted(set(backward_problems.DOUT_FAMILIES)))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_each_family_of_output_gradients(backend, dout_values, dtype):
+    check(backend, BackwardProblem(Problem(dtype, (), (), (), 40, 150, 64, 64, seed=1), dout_values))
+
+
+# In the second half dk and dv are computed apart.
+@pytest.mark.parametrize("head_dims", [(1, 1), (7, 100), (80, 96), (128, 128), (7, 256), (160, 160), (255, 249)])
+def test_head_dims(backend, arch, head_dims):
+    forward = Problem("float16", (2,), (2,), (2,), 70, 140, *head_dims, causal=True, align="bottom-right", seed=2)
+    check(backend, BackwardProblem(forward, with_dlse=True), arch)
+
+
+@pytest.mark.parametrize("softmax_scale", strategies.SCALES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scales(backend, softmax_scale, dtype):
+    forward = Problem(dtype, (), (), (), 20, 150, 64, 64, softmax_scale=softmax_scale, seed=3)
+    check(backend, BackwardProblem(forward))
+
+
+@pytest.mark.parametrize(
+    ("leading_q", "leading_k", "leading_v"),
+    [
+        ((2, 6), (2, 3), (2, 3)),
+        ((2, 6), (3,), (2, 3)),
+        ((2, 6), (1, 1), (2, 3)),
+        ((3,), (1, 3), (2, 1)),
+        ((), (2, 3), (3,)),
+        ((4, 1, 2), (3, 1), (1, 1, 2)),
+        ((2, 3, 1, 2), (3, 1, 2), (2, 1, 2, 2)),
+    ],
+)
+def test_sums_over_broadcast_dimensions_and_grouped_heads(backend, leading_q, leading_k, leading_v):
+    forward = Problem("float16", leading_q, leading_k, leading_v, 33, 65, 24, 16, values="one sign", seed=4)
+    check(backend, BackwardProblem(forward, "one sign"))
+
+
+def test_more_batch_dimensions_than_the_kernel_holds_are_merged(backend):
+    dims = (1, 2, 1, 1, 2, 1, 1, 1, 2, 1, 2)
+    check(backend, BackwardProblem(Problem("float16", dims, dims, dims[3:], 3, 5, seed=4)))
+
+
+bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
+
+
+@settings(max_examples=40)
+@given(
+    problem=backward_problems.backward_problems(families=["normal", "one sign", "rising"], scales=[None, -0.5]),
+    where=st.lists(
+        st.tuples(st.sampled_from(["dout", "q", "k", "v"]), st.integers(0, 2**20), bad_values), min_size=1, max_size=3
+    ),
+)
+@example(
+    problem=BackwardProblem(Problem("float16", (), (), (), 6, 200, 64, 64, causal=True, align="bottom-right")),
+    where=[("k", 200 * 64 - 1, np.inf)],
+)
+@example(
+    problem=BackwardProblem(Problem("float16", (), (), (), 5, 10, 16, 16, causal=True, align="top-left")),
+    where=[("k", 7 * 16, np.nan), ("v", 8 * 16, np.inf)],  # keys that no query sees
+)
+def test_a_non_finite_value_changes_only_what_sees_it(backend, problem, where):
+    arguments, options, clean = backward_problems.run_poisoned(backend, problem)
+    assume(all(array.size for array in arguments))
+    names = ("dout", "q", "k", "v")
+    spoilt = []
+    for name, array in zip(names, arguments, strict=False):
+        array = array.copy()
+        for target, position, value in where:
+            if target == name:
+                array.reshape(-1)[position % array.size] = value
+        spoilt.append(array)
+    out, lse = backend.attention(*spoilt[1:], **problem.options)
+    spoilt += [out, lse]
+    gradients = backend.attention_backward(*spoilt, grads_out=problem.empty_grads(), **options)
+    _, bound = backward_problems.assert_within_bounds(spoilt, options, gradients)
+    for gradient, before, allowed in zip(gradients, clean, bound, strict=True):
+        checks.assert_same_bits(gradient[np.isfinite(allowed)], before[np.isfinite(allowed)])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_errors_have_no_bias(backend, dtype):
+    """A weight, a dS or a result that is truncated instead of rounded errs to one side."""
+    problem = BackwardProblem(Problem(dtype, (2,), (2,), (2,), 128, 128, 64, 64, values="one sign", seed=5), "one sign")
+    *_, gradients, exact, _ = check(backend, problem)
+    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+    for gradient, values in zip(gradients, exact, strict=True):
+        large = np.abs(values) > np.median(np.abs(values))
+        bias = np.mean(((gradient.astype(np.float64) - values) / (unit * values))[large])
+        assert abs(bias) < 0.15
+
+
+def test_a_row_without_keys_and_a_key_without_rows_have_gradient_zero(backend):
+    forward = Problem("float16", (2,), (2,), (2,), 130, 40, causal=True, align="bottom-right", values="one sign")
+    _, _, (dq, _, _) = backward_problems.run_poisoned(backend, BackwardProblem(forward, with_dlse=True))
+    assert (dq[:, :90] == 0).all() and (dq[:, 91:] != 0).any()
+    forward = replace(forward, seqlen_q=40, seqlen_k=130, align="top-left")
+    _, _, (_, dk, dv) = backward_problems.run_poisoned(backend, BackwardProblem(forward, with_dlse=True))
+    assert (dk[:, 40:] == 0).all() and (dv[:, 40:] == 0).all() and (dv[:, :40] != 0).all()
+
+
+def test_gradients_are_made_where_none_are_given(backend):
+    problem = BackwardProblem(Problem("float16", (2, 6), (3,), (2, 3), 9, 20), grad_views=("rows before heads",) * 3)
+    arguments, options, gradients = backward_problems.run_poisoned(backend, problem)
+    for given_dk in None, problem.empty_grads()[1]:
+        made = backend.attention_backward(*arguments, grads_out=(None, given_dk, None), **options)
+        assert given_dk is None or made.dk is given_dk
+        for gradient, expected in zip(made, gradients, strict=True):
+            checks.assert_same_bits(gradient, expected)
+        assert made.dq.flags.c_contiguous and made.dv.flags.c_contiguous
+
+
+def test_a_view_that_repeats_an_operand_has_a_full_gradient(backend):
+    problem = BackwardProblem(
+        Problem("float16", (3,), (3,), (3,), 9, 20, views=("one matrix", "one matrix", "one matrix", "plain"))
+    )
+    arguments, _, gradients, *_ = check(backend, problem)
+    assert arguments[2].strides[0] == 0 and gradients.dk.shape == (3, 20, 16)
+    assert not np.array_equal(gradients.dk[0], gradients.dk[1])
+
+
+def test_vjp_is_the_backward(backend):
+    arguments, options = BackwardProblem(Problem(seqlen_q=9, seqlen_k=20), with_dlse=True).arguments(backend)
+    dout, q, k, v, out, lse = arguments
+    dlse = options.pop("dlse")
+    made, pullback = cupyflash.attention_vjp(q, k, v, **options)
+    (made_too, made_lse), pullback_both = cupyflash.attention_vjp(q, k, v, return_lse=True, **options)
+    for x in made, made_too:
+        checks.assert_same_bits(x, out)
+    checks.assert_same_bits(made_lse, lse)
+    for gradients, given_dlse in (
+        (pullback(dout), None),
+        (pullback_both(dout), None),
+        (pullback(dout, dlse), dlse),
+        (pullback_both(dout, dlse=dlse), dlse),
+    ):
+        expected = cupyflash.attention_backward(*arguments, dlse=given_dlse, **options)
+        for gradient, value in zip(gradients, expected, strict=True):
+            checks.assert_same_bits(gradient, value)
+
+
+def test_vjp_refuses_what_its_pullback_would():
+    q = np.zeros((3, 8), np.float32)
+    with pytest.raises(TypeError, match="q: dtype float32 is not one of float16, bfloat16"):
+        cupyflash.attention_vjp(q, q, q)
+
+
+def test_bounds_of_a_wrong_out_or_lse_are_not_claimed_small():
+    """What a wrong forward adds to the gradients' error is part of the bound."""
+    rng = np.random.default_rng(0)
+    dout, q, k, v = rng.standard_normal((4, 20, 16)).astype(np.float16)
+    out, lse = cupyflash.attention(q, k, v, return_lse=True)
+    right = bounds.attention_backward(dout, q, k, v, out, lse)
+    off = bounds.attention_backward(dout, q, k, v, (out + np.float16(0.5)), lse)
+    assert (off.dq > 5 * right.dq).all() and np.array_equal(off.dv, right.dv)
+    assert (bounds.attention_backward(dout, q, k, v, out, lse + np.float32(0.01)).dv > 3 * right.dv).all()
+    assert np.isinf(bounds.attention_backward(dout, q, k, v, out, lse - np.float32(np.inf)).dv).all()
