@@ -79,11 +79,25 @@ class Problem:
 
 
 def attention_problem(
-    q, k, v, *, softmax_scale=None, causal=False, align=None, out=None, dtypes: Sequence[np.dtype] = ALL_TYPES
+    q,
+    k,
+    v,
+    *,
+    softmax_scale=None,
+    causal=False,
+    align=None,
+    return_lse=False,
+    out=None,
+    dtypes: Sequence[np.dtype] = ALL_TYPES,
 ) -> Problem:
     """Validate the arguments of an attention call; see :func:`cupyflash.attention` for what they mean."""
+    for name, value in ("causal", causal), ("return_lse", return_lse):
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name}: expected True or False, not {value!r}")
     kind = _check_arrays(q, k, v)
     dtype = _check_dtypes(q, k, v, dtypes)
+    for name, array in ("q", q), ("k", k), ("v", v):
+        check_element_aligned(array, name)
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     seqlen_q, head_dim = q.shape[-2:]
     seqlen_k, head_dim_v = v.shape[-2:]
@@ -172,7 +186,6 @@ def _check_arrays(q, k, v) -> Literal["numpy", "cupy"]:
             raise ValueError(
                 f"{name}: needs at least 2 dimensions (..., seqlen, head_dim), but has shape {array.shape}"
             )
-        check_element_aligned(array, name)
     return kind
 
 
@@ -185,7 +198,8 @@ def check_same_place(array, name: str, q, kind: str) -> None:
 
 def check_element_aligned(array, name: str) -> None:
     size = array.dtype.itemsize
-    if any(stride % size for stride in array.strides) or _address(array) % size:
+    strides = [stride for length, stride in zip(array.shape, array.strides, strict=True) if length > 1]
+    if array.size and (any(stride % size for stride in strides) or _address(array) % size):
         raise ValueError(f"{name}: its elements do not lie at multiples of their {size} bytes; use {name}.copy()")
 
 
@@ -194,7 +208,8 @@ def _check_dtypes(q, k, v, dtypes: Sequence[np.dtype]) -> np.dtype:
     for name, array in ("q", q), ("k", k), ("v", v):
         if not array.dtype.isnative:
             raise TypeError(
-                f"{name}: dtype {array.dtype.str} has foreign byte order; use {name}.astype({q.dtype.name})"
+                f"{name}: dtype {array.dtype.str} has foreign byte order; "
+                f"use {name}.astype({name}.dtype.newbyteorder('='))"
             )
         if array.dtype not in dtypes:
             raise TypeError(f"{name}: dtype {array.dtype} is not one of {allowed}{_advice(array.dtype)}")
@@ -245,9 +260,7 @@ def _layout(array, leading_shape, grouped_heads, shared_heads: bool = False) -> 
 
 
 def _check_causal(causal, align, seqlen_q: int, seqlen_k: int) -> bool:
-    if not isinstance(causal, bool | np.bool_):
-        raise TypeError(f"causal: expected True or False, not {causal!r}")
-    if align not in (None, "bottom-right", "top-left"):
+    if align is not None and not (isinstance(align, str) and align in ("bottom-right", "top-left")):
         raise ValueError(f"align: {align!r} is not one of 'bottom-right', 'top-left', None")
     if causal and align is None and seqlen_q != seqlen_k:
         raise ValueError(

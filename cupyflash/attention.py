@@ -74,7 +74,9 @@ def attention(
     >>> bool((out[..., 0, :] == v[..., 0, :]).all())  # the first query sees one key
     True
     """
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, out=out)
+    problem = attention_problem(
+        q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse, out=out
+    )
     device = _launch.device_of(problem.kind, q)
     config = _config.forward(problem, device.arch)
     with device:

@@ -35,7 +35,9 @@ def attention(
     >>> attention(q, k, v).dtype
     dtype('float64')
     """
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, out=out)
+    problem = attention_problem(
+        q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse, out=out
+    )
     device = _launch.device_of(problem.kind, q)
     configs = _config.attention_naive(problem, device.arch)
     with device:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._launch import Gpu
-from cupyflash._problem import FLOAT64, Align, Problem, array_kind, attention_problem
+from cupyflash._problem import FLOAT64, Align, Problem, attention_problem, check_result
 
 
 def attention(
@@ -37,7 +37,7 @@ def attention(
     >>> attention(q, k, v, causal=True, align="top-left")
     array([[1.]])
     """
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
     return returned(problem, q, *_attention(problem, *on_host(problem, q, k, v)), return_lse, out)
 
 
@@ -89,10 +89,7 @@ def returned(problem: Problem, q, result: np.ndarray, lse: np.ndarray, return_ls
     result = np.ascontiguousarray(np.broadcast_to(result, problem.out_shape))
     lse = np.ascontiguousarray(np.broadcast_to(lse, problem.lse_shape))
     if out is not None:
-        if array_kind(out, "out") != problem.kind:
-            raise TypeError(f"out: {array_kind(out, 'out')} array, but q is a {problem.kind} array")
-        if out.shape != problem.out_shape or out.dtype != np.float64:
-            raise ValueError(f"out: {out.dtype} {out.shape}, expected float64 {problem.out_shape}")
+        check_result("out", out, FLOAT64, problem.out_shape, {"q": q})
     if problem.kind == "cupy":
         with Gpu(q.device.id) as gpu:
             result, lse = gpu.from_host(result), gpu.from_host(lse)

@@ -52,17 +52,18 @@ class Gpu:
         return out, lse.get()
 
     def attention_backward(self, dout, q, k, v, out, lse, *, arch=None, dlse=None, grads_out=None, **options):
-        inputs = [self._copy(array) for array in (dout, q, k, v, out, lse)]
-        dlse = None if dlse is None else self._copy(dlse)
-        if grads_out is None:
-            gradients = cupyflash.attention_backward(*inputs, dlse=dlse, **options)
-            return cupyflash.Gradients(*(gradient.get() for gradient in gradients))
-        device_grads = [None if target is None else self._copy(target) for target in grads_out]
-        gradients = cupyflash.attention_backward(*inputs, dlse=dlse, grads_out=device_grads, **options)
+        """dq, dk, dv; ``arch`` is the GPU's."""
+        inputs = [self._copy(array)[0] for array in (dout, q, k, v, out, lse)]
+        dlse = None if dlse is None else self._copy(dlse)[0]
+        targets = grads_out or (None, None, None)
+        copies = [(None, None) if target is None else self._copy(target) for target in targets]
+        gradients = cupyflash.attention_backward(
+            *inputs, dlse=dlse, grads_out=None if grads_out is None else [view for view, _ in copies], **options
+        )
         results = []
-        for target, device_target, gradient in zip(grads_out, device_grads, gradients, strict=True):
+        for target, (_, memory), gradient in zip(targets, copies, gradients, strict=True):
             if target is not None:
-                _bytes_spanned_by(target)[:] = device_target.base.get()[_misalignment(target) :]
+                _bytes_spanned_by(target)[:] = memory.get()
             results.append(gradient.get() if target is None else target)
         return cupyflash.Gradients(*results)
 

@@ -217,5 +217,5 @@ def test_out_receives_the_bound():
     out = np.empty((33, 32))
     assert bounds.attention(q, k, v, out=out) is out
     np.testing.assert_array_equal(out, bounds.attention(q, k, v))
-    with pytest.raises(ValueError, match="out: float16"):
+    with pytest.raises(TypeError, match="out: dtype <f2, expected float64"):
         bounds.attention(q, k, v, out=out.astype(np.float16))

@@ -221,13 +221,25 @@ def test_elements_between_addresses():
     refuses(ValueError, "v: its elements do not lie", zeros(4, 8), zeros(5, 8), records)
 
 
-@pytest.mark.parametrize("causal", [1, None, "yes", np.array(True)])
-def test_causal_is_a_bool(causal):
-    refuses(TypeError, "causal: expected True or False", *qkv(), causal=causal)
+def test_strides_that_are_never_stepped_do_not_matter():
+    one_row = np.ndarray((1, 8), np.float16, bytearray(100), strides=(3, 2))
+    empty = np.ndarray((0, 8), np.float16, bytearray(101), offset=1)
+    assert attention_problem(one_row, empty, empty).seqlen_k == 0
+
+
+def test_a_dtype_without_bytes():
+    refuses(TypeError, "q: dtype .* is not one of float16", np.empty((4, 8), np.dtype([])), *qkv()[1:])
+
+
+@pytest.mark.parametrize("flag", ["causal", "return_lse"])
+@pytest.mark.parametrize("value", [1, None, "yes", np.array([True, False])])
+def test_flags_are_bools(flag, value):
+    refuses(TypeError, f"{flag}: expected True or False", *qkv(), **{flag: value})
 
 
 def test_alignment():
     refuses(ValueError, "align: 'left' is not one of", *qkv(), align="left")
+    refuses(ValueError, "align: array", *qkv(), causal=True, align=np.array(["top-left", "top-left"]))
     message = r"seqlen_q 4 and seqlen_k 5.*'bottom-right' \(query i sees keys j <= i \+ 1.*'top-left' .*j <= i\)"
     refuses(ValueError, message, *qkv(), causal=True)
 

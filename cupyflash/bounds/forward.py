@@ -77,7 +77,7 @@ def attention(
     >>> bool((bound < 2e-3 * np.abs(v).max()).all()), bool((lse_bound < 1e-4).all())
     (True, True)
     """
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
     bounds = _tiled if problem.dtype in HALF_TYPES else _fma
     return _returned(problem, bounds, q, k, v, return_lse, out)
 
@@ -97,7 +97,7 @@ def attention_naive(
 
     q, k and v may also be float32 or float64; for float64 the reference's own rounding is included.
     """
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
     return _returned(problem, _naive, q, k, v, return_lse, out)
 
 
