@@ -44,6 +44,8 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
     ------
     CompileError
         With NVRTC's log.
+    CompilerMissing
+        Without NVRTC or CuPy, where the PTX is not in the cache.
     """
     return compile_module(code, options, arch, name_expressions)[0]
 
