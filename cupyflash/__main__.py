@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from cupyflash import __version__
 from cupyflash._cli import attend, compiled, device
 from cupyflash._cli.errors import CommandError
+from cupyflash.ptxsim import CompilerMissing
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,10 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(arguments)
         args.run(args)
-    except CommandError as error:
+    except (CommandError, CompilerMissing) as error:
         return _failed(error)
-    except ImportError as error:
-        return _failed(CommandError(f"{error}; pip install 'cupyflash[cuda13]' (or cuda12) brings CuPy and NVRTC"))
     except KeyboardInterrupt:
         print("cupyflash: interrupted, nothing written", file=sys.stderr)
         return 130
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _failed(error: CommandError) -> int:
+def _failed(error: Exception) -> int:
     print(f"cupyflash: error: {error}", file=sys.stderr)
     return 2
 

@@ -255,7 +255,7 @@ def test_a_gpu_is_used_where_there_is_one(folder, capsys, monkeypatch):
 
 def test_a_missing_compiler_is_named(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
-    check_error(folder, capsys, ["cubin", "strided_copy", "-o", "x.cubin"], "pip install 'cupyflash[cuda13]'")
+    check_error(folder, capsys, ["cubin", "strided_copy", "-o", "x.cubin"], 'pip install "cupyflash[cuda13]"')
 
 
 def test_a_failing_write_leaves_nothing(folder, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from cupyflash import _backward_config, _config, _launch, _source, ptxsim
 from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
 from cupyflash._problem import Problem, attention_problem
+from cupyflash.ptxsim.binding import load_nvrtc
 from cupyflash.ptxsim.settings import ARCHITECTURES
 
 _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -65,8 +66,7 @@ def add_parsers(subparsers) -> None:
 
 def cubin(source: str, arch: str) -> bytes:
     """Machine code for ``arch``, from NVRTC with the options that ``cupy.RawModule`` gives it."""
-    from cupy_backends.cuda.libs import nvrtc
-
+    nvrtc = load_nvrtc()
     options = (*_launch.OPTIONS, "-ftz=true", f"-arch={arch}", "--device-as-default-execution-space")
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:

@@ -12,6 +12,7 @@ import numpy as np
 from cupyflash import ptxsim
 from cupyflash._cli.errors import CommandError
 from cupyflash._cli.progress import progress_bar
+from cupyflash.ptxsim.binding import give_cupy_a_cache
 
 CHOICES = ("auto", "gpu", "simulator")
 
@@ -52,6 +53,7 @@ def choose(device: str, arch: str | None) -> Device:
 
 def _usable_cupy() -> tuple[Any, str]:
     try:
+        give_cupy_a_cache()
         import cupy
 
         if cupy.cuda.runtime.getDeviceCount():

@@ -23,13 +23,14 @@ cupyflash.ptxsim.errors.MemoryFault: read of 4 bytes in global memory at 0x...; 
 """
 
 from .compile import compile_ptx
-from .errors import CompileError, Deadlock, MemoryFault, SimulationError
+from .errors import CompileError, CompilerMissing, Deadlock, MemoryFault, SimulationError
 from .profile import KernelProfile, profile
 from .rawmodule import RawModule, device_memory
 from .settings import settings
 
 __all__ = [
     "CompileError",
+    "CompilerMissing",
     "Deadlock",
     "KernelProfile",
     "MemoryFault",

@@ -3,11 +3,13 @@
 import hashlib
 import importlib.util
 import os
+import re
 import sys
-import tempfile
+import uuid
 from importlib import metadata
 from pathlib import Path
 
+from .binding import load_nvrtc
 from .errors import CompileError
 from .settings import current
 
@@ -22,6 +24,8 @@ _PACKAGES = (  # that may hold NVRTC, its binding and its headers
     "cupy-cuda12x",
     "cupy",
 )
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
+_INCLUDE_OPTIONS = ("-I", "--include-path", "-include", "--pre-include")
 
 
 def compile_ptx(code, options=(), arch=None, name_expressions=None):
@@ -40,6 +44,8 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
     ------
     CompileError
         With NVRTC's log.
+    CompilerMissing
+        Without NVRTC or CuPy, where the PTX is not in the cache.
     """
     return compile_module(code, options, arch, name_expressions)[0]
 
@@ -50,11 +56,12 @@ def compile_module(code, options=(), arch=None, name_expressions=None):
         raise TypeError(f"options: {type(options).__name__}, must be a tuple of str")
     names = tuple(name_expressions or ())
     arguments = _with_cupy_options(options, arch or current().arch)
-    entry = _cache_entry(code, arguments, names)
-    cached = _read(entry)
+    entry = None if _reads_files(code, options) else _cache_entry(code, arguments, names)
+    cached = entry and _read(entry)
     if cached is None:
         cached = _run_nvrtc(code, arguments, names)
-        _write(entry, cached)
+        if entry is not None:
+            _write(entry, cached)
     lowered, ptx = cached.split("\n", 1)
     return ptx, dict(zip(names, lowered.split("\t"), strict=False))
 
@@ -65,9 +72,15 @@ def _with_cupy_options(options, arch):
     return (*options, *standard, *own)
 
 
-def _run_nvrtc(code, arguments, names):
-    from cupy_backends.cuda.libs import nvrtc
+def _reads_files(code, options):
+    """Whether the PTX may depend on files of the user, which can change behind the back of the cache."""
+    if any(option.startswith(_INCLUDE_OPTIONS) for option in options):
+        return True
+    return any(os.path.isfile(name) for name in _INCLUDE.findall(code))
 
+
+def _run_nvrtc(code, arguments, names):
+    nvrtc = load_nvrtc()
     if "#include" in code:
         arguments = (*arguments, *(f"-I{directory}" for directory in _include_directories()))
     program = nvrtc.createProgram(code, _SOURCE_NAME, (), ())
@@ -101,22 +114,27 @@ def _nvrtc_version():
         except metadata.PackageNotFoundError:
             continue
     if not any("nvrtc" in name for name in found):  # from a CUDA toolkit: only the library itself knows
-        from cupy_backends.cuda.libs import nvrtc
-
-        found.append(f"NVRTC {nvrtc.getVersion()}")
+        found.append(f"NVRTC {load_nvrtc().getVersion()}")
     return " ".join(found)
 
 
 def _cache_entry(code, arguments, names):
+    try:
+        directory = cache_directory()
+    except RuntimeError:
+        return None
     parts = (_FORMAT, _nvrtc_version(), *arguments, "", *names, "", code)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return cache_directory() / f"{digest}.ptx"
+    return directory / f"{digest}.ptx"
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: CUPYFLASH_CACHE_DIR, or the user's cache directory."""
+    """Where compiled kernels are kept: CUPYFLASH_CACHE_DIR, or the user's cache directory.
+
+    Raises RuntimeError where that is in a home directory and the user has none.
+    """
     if chosen := os.environ.get("CUPYFLASH_CACHE_DIR"):
-        return Path(chosen)
+        return Path(chosen).expanduser()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     else:
@@ -126,17 +144,26 @@ def cache_directory() -> Path:
 
 def _read(entry):
     try:
-        digest, text = entry.read_text().split("\n", 1)
+        digest, text = entry.read_bytes().decode().split("\n", 1)
     except (OSError, ValueError):
         return None
     return text if digest == hashlib.sha256(text.encode()).hexdigest() else None
 
 
 def _write(entry, text):
+    content = (hashlib.sha256(text.encode()).hexdigest() + "\n" + text).encode()
+    temporary = entry.with_suffix(f".{uuid.uuid4().hex}")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
-            file.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text)
-        os.replace(file.name, entry)
+        try:
+            with open(temporary, "xb", opener=_readable_by_all) as file:
+                file.write(content)
+            os.replace(temporary, entry)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError:
         pass
+
+
+def _readable_by_all(path, flags):
+    return os.open(path, flags, 0o644)

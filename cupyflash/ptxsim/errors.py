@@ -20,3 +20,7 @@ class CompileError(Exception):
         super().__init__(log)
         self.source = source
         self.options = options
+
+
+class CompilerMissing(ImportError):
+    """There is no NVRTC to compile with, or no CuPy to call it through."""

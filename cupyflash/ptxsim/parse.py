@@ -25,7 +25,7 @@ _TOKEN = re.compile(
       |(?P<comment>/\*.*?\*/)
       |(?P<string>"[^"]*")
       |(?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
-      |(?P<name>[A-Za-z_$%.][\w$%.]*(?:::[\w.]+)*)
+      |(?P<name>\.\w+(?:::\w+)*|[A-Za-z_$%][\w$%.]*(?:::[\w.]+)*)
       |(?P<mark>[^\s\w])""",
     re.VERBOSE | re.DOTALL,
 )

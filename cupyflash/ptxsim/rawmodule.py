@@ -30,6 +30,7 @@ def device_memory(*arrays):
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise TypeError(f"device_memory: {type(array).__name__}, must be numpy.ndarray")
+        _check_byte_order("device_memory", array)
     token = _mapped.set((*_mapped.get(), *arrays))
     try:
         yield
@@ -79,8 +80,18 @@ class RawModule:
         return Kernel(self, name)
 
     def get_global(self, name):
-        """The bytes of a `__device__` variable, as a NumPy array that shares them."""
-        return self._load(current().arch).memory[name]
+        """The bytes of a `__device__` variable, as a NumPy array that shares them.
+
+        Raises ValueError for an unknown name, and for a `__constant__` variable.
+        """
+        loaded = self._load(current().arch)
+        name = loaded.lowered.get(name, name)
+        if name not in loaded.memory:
+            declared = loaded.parsed.variables.get(name)
+            if declared is not None and declared.space == "const":
+                raise ValueError(f"global {name!r}: is a __constant__ variable, only __device__ ones can be had")
+            raise ValueError(f"no global {name!r} in this module; it has {', '.join(loaded.memory) or 'none'}")
+        return loaded.memory[name]
 
     def _load(self, arch):
         with self._lock:
@@ -125,7 +136,7 @@ class Kernel:
     """One kernel of a module. Call it as `kernel(grid, block, args, shared_mem=0)`.
 
     Arguments follow `cupy.RawKernel`: an array passes the address of its element [0, ..., 0], an int
-    passes 8 bytes, a float a double, a bool one byte, a NumPy scalar (structured ones too) its own
+    passes 8 bytes, a float a double, a complex two, a bool one byte, a NumPy scalar (structured ones too) its own
     bytes, None a null pointer. Unlike CuPy's, number and sizes are checked against the kernel.
     """
 
@@ -183,7 +194,14 @@ def _packed(program, args):
     return bytes(data)
 
 
+def _check_byte_order(name, value):
+    if not value.dtype.isnative:
+        raise TypeError(f"{name}: dtype {value.dtype} is not in this machine's byte order")
+
+
 def _bytes_of(number, value):
+    if isinstance(value, np.ndarray | np.generic):
+        _check_byte_order(f"args[{number}]", value)
     if isinstance(value, np.ndarray):
         return value.__array_interface__["data"][0].to_bytes(8, "little")
     if value is None:
@@ -196,8 +214,8 @@ def _bytes_of(number, value):
         if not -(2**63) <= value < 2**64:
             raise OverflowError(f"args[{number}]: {value} does not fit in 64 bits")
         return (value & 2**64 - 1).to_bytes(8, "little")
-    if isinstance(value, float):
-        return np.float64(value).tobytes()
+    if isinstance(value, float | complex):
+        return np.array(value).tobytes()
     raise TypeError(
-        f"args[{number}]: {type(value).__name__}, must be a numpy array or scalar, int, float, bool or None"
+        f"args[{number}]: {type(value).__name__}, must be a numpy array or scalar, int, float, complex, bool or None"
     )

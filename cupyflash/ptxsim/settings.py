@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import numbers
 from collections.abc import Callable
 
 ARCHITECTURES = (
@@ -55,6 +56,8 @@ class Settings:
         for name, allowed in (("arch", ARCHITECTURES), ("mma", MMA_MODELS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, must be one of {', '.join(allowed)}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
+            raise ValueError(f"seed: {self.seed!r}, must be an integer of at least 0")
         if not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1:
             raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be an integer of at least 1")
 

@@ -5,6 +5,12 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "The step before which the next key tile is fetched decides how many registers are live, nothing else.": [
         ("flash_fwd.cu", "constexpr int PREFETCH_STEP = "),
     ],
+    "Every lane of a warp computes the same number of that warp.": [
+        ("flash_fwd.cu", "const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 1);"),
+    ],
+    "The four lanes that share a row hold the same lse.": [
+        ("flash_fwd.cu", "if (params.lse && lane % 4 == 1 && row < num_queries)"),
+    ],
     "A tile starts at a multiple of BLOCK_M, so that the sum is below 2**31 for every query that exists.": [
         (
             "flash_fwd.cu",

@@ -73,7 +73,7 @@ FAULTS = [
     Fault(
         "the mask is one query late", "mask.cuh", "half * 8 + lane / 4, seqlen_k", "half * 8 + lane / 4 + 1, seqlen_k"
     ),
-    Fault("the last key is dropped", "mask.cuh", "return seqlen_k - 1;", "return seqlen_k - 2;"),
+    Fault("the last key is dropped", "visible.cuh", "return seqlen_k - 1;", "return seqlen_k - 2;"),
     Fault(
         "a boundary tile counts as interior",
         "block_range.cuh",

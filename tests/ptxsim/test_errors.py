@@ -1,5 +1,7 @@
 """What cannot be launched or run is refused with the name, the value, and what would be right."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,35 @@ def test_arguments_of_the_wrong_size(position, value):
 def test_arguments_of_a_type_that_has_no_meaning(value):
     with pytest.raises(TypeError):
         call((poisoned(32, np.float32), value, np.int32(32)))
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the other order is foreign")
+def test_values_in_a_foreign_byte_order():
+    source = """
+    struct Pair { int a, b; };
+    extern "C" __global__ void foreign(int* out, Pair pair) { out[0] = pair.a; }"""
+    pair = np.zeros((), [("a", "i4"), ("b", "i4")])[()]
+    for swapped in (np.zeros(1, ">i4"), np.zeros(1, [("a", ">i4")])):
+        with pytest.raises(TypeError, match=r"args\[0\].*byte order"):
+            call((swapped, pair), source=source)
+        with pytest.raises(TypeError, match=r"device_memory.*byte order"), ptxsim.device_memory(swapped):
+            pass
+    with pytest.raises(TypeError, match=r"args\[1\].*byte order"):
+        call((np.zeros(1, np.int32), np.zeros((), [("a", ">i4"), ("b", ">i4")])[()]), source=source)
+
+
+def test_unknown_globals_list_the_known_ones():
+    source = """
+    __device__ int counter = 40;
+    __constant__ int fixed = 3;
+    extern "C" __global__ void both(int* out) { out[0] = counter + fixed; }"""
+    assert module(source).get_global("counter").view(np.int32) == 40
+    with pytest.raises(ValueError, match=r"'c'.*counter"):
+        module(source).get_global("c")
+    with pytest.raises(ValueError, match=r"'fixed'.*__constant__"):
+        module(source).get_global("fixed")
+    with pytest.raises(ValueError, match=r"'c'.*none"):
+        module(FILL).get_global("c")
 
 
 def test_structs_of_the_wrong_size():
@@ -179,7 +210,17 @@ def test_instructions_that_an_architecture_lacks_are_refused():
 
 
 @pytest.mark.parametrize(
-    "choice", [{"arch": "sm_70"}, {"arch": "80"}, {"mma": "fp31"}, {"schedule": "sideways"}, {"speed": "fast"}]
+    "choice",
+    [
+        {"arch": "sm_70"},
+        {"arch": "80"},
+        {"mma": "fp31"},
+        {"schedule": "sideways"},
+        {"speed": "fast"},
+        {"seed": "a"},
+        {"seed": -1},
+        {"seed": 1.5},
+    ],
 )
 def test_settings_that_do_not_exist(choice):
     with pytest.raises((ValueError, TypeError), match=next(iter(choice))):

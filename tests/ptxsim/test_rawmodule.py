@@ -29,6 +29,15 @@ def test_templates_by_name_expression():
     assert not zeros.any()
 
 
+def test_a_complex_argument_is_two_doubles():
+    source = """
+    struct Complex { double real, imaginary; };
+    extern "C" __global__ void parts(double* out, Complex z) { out[0] = z.real; out[1] = z.imaginary; }"""
+    out = poisoned(2, np.float64)
+    launch(source, 1, 1, out, 2.5 - 3j)
+    np.testing.assert_array_equal(out, [2.5, -3])
+
+
 def test_several_kernels_in_one_module():
     source = """
     extern "C" __global__ void first(int* out) { out[threadIdx.x] = 1; }
@@ -223,3 +232,17 @@ def test_registers_of_the_launch_in_inline_ptx():
     block, _, x = np.indices((3, 2, 5))
     expected = [x, 0 * x + 2, block, 0 * x + 3, 0 * x + 77, 0 * x + 1040]
     np.testing.assert_array_equal(out, np.stack(expected, -1))
+
+
+def test_declarations_without_spaces():
+    """As the functions of cuda_fp16.h have them, in nested scopes."""
+    source = r"""
+    extern "C" __global__ void nested(int* x) {
+      int y;
+      asm("{.reg.b32 a,b;\n mov.b32 a,%1;\n add.s32 b,a,1;\n{.reg.b32 a; mov.b32 a,2; mul.lo.s32 b,b,a;}\n"
+          "add.s32 %0,a,b;}" : "=r"(y) : "r"(x[threadIdx.x]));
+      x[threadIdx.x] = y;
+    }"""
+    x = np.arange(32, dtype=np.int32)
+    launch(source, 1, 32, x)
+    np.testing.assert_array_equal(x, np.arange(32) * 3 + 2)

@@ -1,0 +1,141 @@
+"""Compilation: what the disk cache keeps and for whom, homes that cannot be written, a compiler that is not there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupyflash import ptxsim
+from cupyflash.ptxsim import binding, compile
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="POSIX homes and permissions")
+VALUE = 'extern "C" __global__ void value(int* out) { *out = VALUE; }'
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache directory."""
+    monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def value(source, *options):
+    """What the kernel `value` of a source writes."""
+    out = np.zeros(1, np.int32)
+    ptxsim.RawModule(code=source, options=options).get_function("value")((1,), (1,), (out,))
+    return int(out[0])
+
+
+@pytest.mark.parametrize("form", ["-I{folder}", "--include-path={folder}", "-I|{folder}", "absolute", "directory"])
+def test_a_changed_header_is_compiled_again(cache, tmp_path, monkeypatch, form):
+    header = tmp_path / "v.h"
+    source = f'#include "{header if form == "absolute" else "v.h"}"\n{VALUE}'
+    options = form.format(folder=tmp_path).split("|") if form.startswith("-") else ()
+    if form == "directory":
+        monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        header.write_text(f"#define VALUE {number}\n")
+        assert value(source, *options) == number
+
+
+def test_a_changed_header_of_an_option_is_compiled_again(cache, tmp_path):
+    header = tmp_path / "v.h"
+    for number in (1, 2):
+        header.write_text(f"#define VALUE {number}\n")
+        assert value(VALUE, f"--pre-include={header}") == number
+
+
+def test_toolkit_headers_are_cached(cache, monkeypatch):
+    source = f"#include <cuda_fp16.h>\n{VALUE}"
+    assert value(source, "-DVALUE=3") == 3
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(compile, "_run_nvrtc", None)
+    assert value(source, "-DVALUE=3") == 3
+
+
+@posix_only
+def test_a_shared_cache_is_readable(cache):
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        before = os.umask(mask)
+        try:
+            value(VALUE, f"-DVALUE={mask}")
+        finally:
+            os.umask(before)
+        newest = max(cache.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)
+        assert newest.stat().st_mode & 0o777 == mode
+
+
+def test_a_write_that_fails_leaves_nothing(cache, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert value(VALUE, "-DVALUE=5") == 5
+    assert list(cache.iterdir()) == []
+
+
+@posix_only
+def test_text_is_utf_8_whatever_the_locale(tmp_path):
+    source = r"'__global__ void f() { asm volatile(\"// \u00e9\"); }'"
+    program = f"from cupyflash.ptxsim import compile_ptx; print(ascii(compile_ptx({source})))"
+    environment = {**os.environ, "CUPYFLASH_CACHE_DIR": str(tmp_path), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-X", "utf8=0", "-c", program]
+    first, second = (subprocess.run(command, env=environment, capture_output=True, text=True) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert r"\xe9" in first.stdout == second.stdout and len(list(tmp_path.iterdir())) == 1
+
+
+@posix_only
+def test_the_cache_directory_may_begin_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CUPYFLASH_CACHE_DIR", "~/kept")
+    assert compile.cache_directory() == tmp_path / "kept"
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch):
+    def homeless(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CUPYFLASH_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(compile, "_read", None)
+    monkeypatch.setattr(compile, "_write", None)
+    assert value(VALUE, "-DVALUE=6") == 6
+
+
+@posix_only
+def test_a_home_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "HOME": str(tmp_path / "file")}
+    for name in ("CUPY_CACHE_DIR", "CUPYFLASH_CACHE_DIR", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    program = "from cupyflash import ptxsim; ptxsim.compile_ptx('__global__ void f() {}')"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_chosen_cache_of_cupy_is_kept(monkeypatch):
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/chosen")
+    binding.give_cupy_a_cache()
+    assert os.environ["CUPY_CACHE_DIR"] == "/chosen"
+
+
+class _NoLibrary:
+    def getVersion(self):
+        raise RuntimeError('Failure finding "libnvrtc.so.13":\n  searched everywhere')
+
+
+@pytest.mark.parametrize("missing", ["cupy", "nvrtc"])
+def test_a_missing_compiler_is_named(cache, monkeypatch, missing):
+    if missing == "cupy":
+        monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
+    else:
+        from cupy_backends.cuda import libs
+
+        monkeypatch.setattr(libs, "nvrtc", _NoLibrary(), raising=False)
+    with pytest.raises(ptxsim.CompilerMissing, match=r'NVRTC is needed .* pip install "cupyflash\[cuda13\]"'):
+        ptxsim.RawModule(code=VALUE, options=("-DVALUE=1",))
