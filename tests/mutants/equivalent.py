@@ -30,6 +30,7 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     ],
     "An element behind the last of an array of registers is written and never read, and the compiler drops it.": [
         ("mask.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
+        ("nonfinite.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
         ("softmax.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
     ],
     "A thread beyond the last element would copy an element a second time: every digit of its index wraps around.": [
