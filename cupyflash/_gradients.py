@@ -23,11 +23,11 @@ NAMES = ("dq", "dk", "dv")
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Gradients with respect to q, k and v, each of its operand's shape.
+    """Gradients with respect to q, k and v, each of its operand's shape; unpacks and indexes like (dq, dk, dv).
 
-    >>> dq, dk, dv = Gradients(1, 2, 3)
-    >>> dk
-    2
+    >>> dq, dk, dv = gradients = Gradients(1, 2, 3)
+    >>> dk, gradients[1], gradients.dk
+    (2, 2, 2)
     """
 
     dq: Any
@@ -36,6 +36,9 @@ class Gradients:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.dq, self.dk, self.dv))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.dq, self.dk, self.dv)[index]
 
 
 def backward_problem(

@@ -219,7 +219,7 @@ def _check_dtypes(q, k, v, dtypes: Sequence[np.dtype]) -> np.dtype:
 
 
 def _advice(dtype: np.dtype) -> str:
-    return "; cupyflash.naive.attention takes it" if dtype in ALL_TYPES else ""
+    return "; cupyflash.naive takes it" if dtype in ALL_TYPES else ""
 
 
 def _leading_shape(q, k, v) -> tuple[tuple[int, ...], tuple[int, int] | None]:
