@@ -130,7 +130,8 @@ def summed_to(shape: tuple[int, ...], gradient: np.ndarray) -> np.ndarray:
     for axis, size in enumerate(own_shape[:-2]):
         if gradient.shape[axis] != size:
             before, after = gradient.shape[:axis], gradient.shape[axis + 1 :]
-            gradient = gradient.reshape(*before, size, gradient.shape[axis] // size, *after).sum(axis=axis + 1)
+            with np.errstate(invalid="ignore"):  # inf - inf, where an input is not finite
+                gradient = gradient.reshape(*before, size, gradient.shape[axis] // size, *after).sum(axis=axis + 1)
     return gradient.reshape(shape)
 
 
