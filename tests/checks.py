@@ -56,3 +56,23 @@ def assert_unbiased(out, exact):
     unit = float(ml_dtypes.finfo(out.dtype).eps) / 2
     bias = np.mean((out.astype(np.float64) - exact) / (unit * exact))
     assert abs(bias) < 0.1, f"mean error {bias:+.3f} units"
+
+
+def assert_nonfinite_values_reach_who_sees_them(backend, problem, arch):
+    """One NaN for each key and each column in turn: a query's element is spoilt if it sees the key, and only then.
+
+    The problem is causal, with as many keys as queries.
+    """
+    q, k, v = problem.inputs()
+    seqlen, columns = v.shape
+    clean, _ = backend.attention(q, k, v, arch=arch, **problem.options)
+    for first in range(0, seqlen, columns):
+        keys = np.arange(first, min(first + columns, seqlen))
+        spoilt = v.copy()
+        spoilt[keys, keys - first] = np.nan
+        out, _ = backend.attention(q, k, spoilt, arch=arch, **problem.options)
+        expected = clean.copy()
+        expected[:, keys - first] = np.where(
+            keys <= np.arange(seqlen)[:, None], spoilt.dtype.type(np.nan), clean[:, keys - first]
+        )
+        np.testing.assert_array_equal(out.astype(np.float64), expected.astype(np.float64))

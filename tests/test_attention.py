@@ -92,6 +92,12 @@ def test_a_non_finite_value_changes_only_the_rows_that_see_it(backend, problem, 
     checks.assert_same_bits(lse[unseen], clean_lse[unseen])
 
 
+@pytest.mark.parametrize("head_dims", [(16, 16), (64, 64), (48, 128), (16, 256)])
+def test_a_nan_spoils_the_queries_that_see_it_wherever_it_is_in_a_tile(backend, arch, head_dims):
+    problem = Problem("float16", (), (), (), 150, 150, *head_dims, causal=True)
+    checks.assert_nonfinite_values_reach_who_sees_them(backend, problem, arch)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_errors_have_no_bias(backend, dtype):
     """A weight or a result that is truncated instead of rounded stays within its bound, but errs to one side."""

@@ -11,6 +11,20 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "The four lanes that share a row hold the same lse.": [
         ("flash_fwd.cu", "if (params.lse && lane % 4 == 1 && row < num_queries)"),
     ],
+    "Lanes 2 and 3, and 0 and 1, hold the same after the exchange before.": [
+        ("softmax.cuh", "tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 3));"),
+        ("softmax.cuh", "row_sum[m][half] += __shfl_xor_sync(FULL_WARP, row_sum[m][half], 3);"),
+    ],
+    "Accumulators of a row that saw no key are 0, whatever finite factor they are multiplied by.": [
+        ("softmax.cuh", "return max_scaled[m][half] == NO_KEY ? 0.5f : rcp_approx(row_sum[m][half]);"),
+        ("softmax.cuh", "return max_scaled[m][half] == NO_KEY ? 1.5f : rcp_approx(row_sum[m][half]);"),
+    ],
+    "One key seen by all is not a whole tile of them.": [
+        (
+            "block_range.cuh",
+            "const int seen_by_all = max(last_visible_key(first_query, seqlen_k, causal_shift) + 1, 1);",
+        ),
+    ],
     "A tile starts at a multiple of BLOCK_M, so that the sum is below 2**31 for every query that exists.": [
         (
             "flash_fwd.cu",
@@ -30,6 +44,7 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     ],
     "An element behind the last of an array of registers is written and never read, and the compiler drops it.": [
         ("mask.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
+        ("nonfinite.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
         ("nonfinite.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
         ("softmax.cuh", "for (int m = 0; m <= M_TILES; ++m)"),
     ],
