@@ -66,14 +66,18 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
         const int first_query = tiles.begin * BLOCK_M;
-        TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS>(key_tile, rows(params.key) + first_key * params.key.row_stride,
-                                                   params.key.row_stride, params.head_dim, thread).load_async(num_keys);
-        TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS>(value_tile, rows(params.value) + first_key * params.value.row_stride,
-                                                     params.value.row_stride, params.head_dim_v, thread).load_async(num_keys);
+        TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS>(
+            key_tile, rows(params.key) + first_key * params.key.row_stride,
+            params.key.row_stride, params.head_dim, thread).load_async(num_keys);
+        TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS>(
+            value_tile, rows(params.value) + first_key * params.value.row_stride,
+            params.value.row_stride, params.head_dim_v, thread).load_async(num_keys);
         TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS> query_loader(
-            query_tile, rows(params.query) + first_query * params.query.row_stride, params.query.row_stride, params.head_dim, thread);
+            query_tile, rows(params.query) + first_query * params.query.row_stride,
+            params.query.row_stride, params.head_dim, thread);
         TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS> dout_loader(
-            dout_tile, rows(params.dout) + first_query * params.dout.row_stride, params.dout.row_stride, params.head_dim_v, thread);
+            dout_tile, rows(params.dout) + first_query * params.dout.row_stride,
+            params.dout.row_stride, params.head_dim_v, thread);
         RowLoader lse_loader(lse_base, rows(params.lse_log2) + first_query, thread);
         RowLoader delta_loader(delta_base, rows(params.delta) + first_query, thread);
 
@@ -97,9 +101,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
             mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, stage);
             if (WITH_DKEY) mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, stage);
 
-            const TransposedTileMask<M_TILES> mask(int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
+            const TransposedTileMask<M_TILES> mask(
+                int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
             if constexpr (boundary.value && CAUSAL) {
-                if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) || holds_nonfinite<ELEMENT>(dout_loader, stage))) {
+                if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) ||
+                                     holds_nonfinite<ELEMENT>(dout_loader, stage))) {
                     if (WITH_DKEY) spread_nonfinite<ELEMENT>(dkey, QueryTile{query_tile.base + stage}, mask, lane);
                     if (WITH_DVALUE) spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, mask, lane);
                     __syncthreads();   // every warp has seen the values
@@ -122,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
                     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half, params.scale_log2, lse_log2, delta,
+                            const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half,
+                                                  params.scale_log2, lse_log2, delta,
                                                   !boundary.value || mask.visible(m, half, column),
                                                   !boundary.value || mask.visible(m, half, column + 1));
                             weight[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.weight.x, pair.weight.y);
@@ -151,8 +158,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
     if (WITH_DVALUE) store_fragments<ELEMENT>(value_tile, warp_row, dvalue, 1.0f, lane);
     __syncwarp();   // a warp stores only the rows that it wrote
     auto store = [&](auto tile, const SummedOperand<uint16_t>& gradient, int head_dim) {
-        store_rows<M_TILES * MMA_M>(tile, warp_row, gradient.matrix(params.owner, owner, params.reduced, 0) + first_key * gradient.row_stride,
-                                    gradient.row_stride, num_keys, head_dim, lane);
+        uint16_t* matrix = gradient.matrix(params.owner, owner, params.reduced, 0);
+        store_rows<M_TILES * MMA_M>(tile, warp_row, matrix + first_key * gradient.row_stride, gradient.row_stride,
+                                    num_keys, head_dim, lane);
     };
     if (WITH_DKEY) store(key_tile, params.dkey, params.head_dim);
     if (WITH_DVALUE) store(value_tile, params.dvalue, params.head_dim_v);

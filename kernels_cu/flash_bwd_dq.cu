@@ -64,10 +64,12 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
-        TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(query_tile, rows(params.query) + first_query * params.query.row_stride,
-                                                   params.query.row_stride, params.head_dim, thread).load_async(num_queries);
-        TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS>(dout_tile, rows(params.dout) + first_query * params.dout.row_stride,
-                                                     params.dout.row_stride, params.head_dim_v, thread).load_async(num_queries);
+        TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
+            query_tile, rows(params.query) + first_query * params.query.row_stride,
+            params.query.row_stride, params.head_dim, thread).load_async(num_queries);
+        TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS>(
+            dout_tile, rows(params.dout) + first_query * params.dout.row_stride,
+            params.dout.row_stride, params.head_dim_v, thread).load_async(num_queries);
         TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
             key_tile, rows(params.key), params.key.row_stride, params.head_dim, thread);
         TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
@@ -100,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
             mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_column, stage);
             mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column, stage);
 
-            const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
+            const TileMask<M_TILES> mask(
+                int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
             if constexpr (boundary.value && CAUSAL) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(key_loader, stage))) {
                     spread_nonfinite<ELEMENT>(dquery, KeyTile{key_tile.base + stage}, mask, lane);
@@ -146,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
 
     store_fragments<ELEMENT>(query_tile, warp_row, dquery, params.scale, lane);
     __syncwarp();   // a warp stores only the rows that it wrote
-    store_rows<M_TILES * MMA_M>(query_tile, warp_row,
-                                params.dquery.matrix(params.owner, owner, params.reduced, 0) + first_query * params.dquery.row_stride,
-                                params.dquery.row_stride, num_queries, params.head_dim, lane);
+    uint16_t* matrix = params.dquery.matrix(params.owner, owner, params.reduced, 0);
+    store_rows<M_TILES * MMA_M>(query_tile, warp_row, matrix + first_query * params.dquery.row_stride, params.dquery.row_stride,
+                                num_queries, params.head_dim, lane);
 }

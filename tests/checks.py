@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+from hypothesis import assume
 
 from cupyflash import bounds, reference
 from tests import layouts
@@ -76,3 +77,22 @@ def assert_nonfinite_values_reach_who_sees_them(backend, problem, arch):
             keys <= np.arange(seqlen)[:, None], spoilt.dtype.type(np.nan), clean[:, keys - first]
         )
         np.testing.assert_array_equal(out.astype(np.float64), expected.astype(np.float64))
+
+
+def assert_only_rows_that_see_it_change(backend, problem, where):
+    """Values (operand, position, value) put into the inputs leave every other row its bits."""
+    inputs, clean, clean_lse = run_poisoned(backend, problem)
+    assume(all(array.size for array in inputs))
+    spoilt = []
+    for name, array in zip("qkv", inputs, strict=True):
+        array = array.copy()
+        for target, position, value in where:
+            if target == name:
+                array.reshape(-1)[position % array.size] = value
+        spoilt.append(array)
+    out = problem.empty_out()
+    out, lse = backend.attention(*spoilt, out=out, **problem.options)
+    assert_within_bounds(problem, spoilt, out, lse)
+    unseen = np.isfinite(bounds.attention(*spoilt, return_lse=True, **problem.options)[1])
+    assert_same_bits(out[unseen], clean[unseen])
+    assert_same_bits(lse[unseen], clean_lse[unseen])
