@@ -77,7 +77,8 @@ extern "C" __global__ void dscores(const __grid_constant__ Params params) {
     delta = warp_sum(delta);
     if (params.dlse) delta -= params.dlse[row];
     for (int j = lane; j < num_visible; j += WARP_SIZE)
-        dscores[j] = Element<ELEMENT>::round(Element<ELEMENT>::load(weights[j]) * (Element<ELEMENT>::load(dscores[j]) - delta));
+        dscores[j] = Element<ELEMENT>::round(Element<ELEMENT>::load(weights[j]) *
+                                             (Element<ELEMENT>::load(dscores[j]) - delta));
 }
 
 // sum += w . x over `count` terms
@@ -98,8 +99,8 @@ struct Position {
     }
 
     __device__ void store(const Params& params, Compute value) const {
-        params.matrix(params.gradient, owner)[row * params.gradient.row_stride + column * params.gradient.column_stride] =
-            Element<ELEMENT>::round(value);
+        const auto& to = params.gradient;
+        params.matrix(to, owner)[row * to.row_stride + column * to.column_stride] = Element<ELEMENT>::round(value);
     }
 };
 
@@ -122,8 +123,10 @@ extern "C" __global__ void dkey(const __grid_constant__ Params params) {
     const int first = params.first_query(at.row);
     Compute sum = 0;
     for (int r = 0; r < params.num_reduced; ++r)
-        accumulate(sum, params.matrix(params.dscores, at.owner, r) + first * params.dscores.row_stride + at.row, params.dscores.row_stride,
-                   params.matrix(params.query, at.owner, r) + first * params.query.row_stride + at.column * params.query.column_stride,
+        accumulate(sum, params.matrix(params.dscores, at.owner, r) + first * params.dscores.row_stride + at.row,
+                   params.dscores.row_stride,
+                   params.matrix(params.query, at.owner, r) + first * params.query.row_stride +
+                       at.column * params.query.column_stride,
                    params.query.row_stride, params.seqlen_q - first);
     at.store(params, params.scale * sum);
 }
@@ -135,8 +138,10 @@ extern "C" __global__ void dvalue(const __grid_constant__ Params params) {
     const int first = params.first_query(at.row);
     Compute sum = 0;
     for (int r = 0; r < params.num_reduced; ++r)
-        accumulate(sum, params.matrix(params.weights, at.owner, r) + first * params.weights.row_stride + at.row, params.weights.row_stride,
-                   params.matrix(params.dout, at.owner, r) + first * params.dout.row_stride + at.column * params.dout.column_stride,
+        accumulate(sum, params.matrix(params.weights, at.owner, r) + first * params.weights.row_stride + at.row,
+                   params.weights.row_stride,
+                   params.matrix(params.dout, at.owner, r) + first * params.dout.row_stride +
+                       at.column * params.dout.column_stride,
                    params.dout.row_stride, params.seqlen_q - first);
     at.store(params, sum);
 }

@@ -58,8 +58,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
 
     const uint32_t key_address = fragment_address(key_tile, warp_row, lane);
     const uint32_t value_address = fragment_address(value_tile, warp_row, lane);
-    const uint32_t query_column = fragment_address_b(query_tile, 0, lane), query_row = fragment_address(query_tile, 0, lane);
-    const uint32_t dout_column = fragment_address_b(dout_tile, 0, lane), dout_row = fragment_address(dout_tile, 0, lane);
+    const uint32_t query_column = fragment_address_b(query_tile, 0, lane);
+    const uint32_t query_row = fragment_address(query_tile, 0, lane);
+    const uint32_t dout_column = fragment_address_b(dout_tile, 0, lane);
+    const uint32_t dout_row = fragment_address(dout_tile, 0, lane);
 
     float dkey[M_TILES][HEAD_DIM / MMA_N][4] = {}, dvalue[M_TILES][HEAD_DIM_V / MMA_N][4] = {};
 
@@ -99,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
             // S^T = K Q^T, dP^T = V dO^T
             float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
             mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, stage);
-            if (WITH_DKEY) mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, stage);
+            if (WITH_DKEY)
+                mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, stage);
 
             const TransposedTileMask<M_TILES> mask(
                 int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);

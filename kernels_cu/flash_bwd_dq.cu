@@ -125,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
                         for (int half = 0; half < 2; ++half) {
                             const int column = n * MMA_N + lane % 4 * 2;
                             const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half, params.scale_log2,
-                                                  {lse_log2[m][half], lse_log2[m][half]}, {delta[m][half], delta[m][half]},
+                                                  {lse_log2[m][half], lse_log2[m][half]},
+                                                  {delta[m][half], delta[m][half]},
                                                   !boundary.value || mask.visible(m, half, column),
                                                   !boundary.value || mask.visible(m, half, column + 1));
                             dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
@@ -150,6 +151,6 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
     store_fragments<ELEMENT>(query_tile, warp_row, dquery, params.scale, lane);
     __syncwarp();   // a warp stores only the rows that it wrote
     uint16_t* matrix = params.dquery.matrix(params.owner, owner, params.reduced, 0);
-    store_rows<M_TILES * MMA_M>(query_tile, warp_row, matrix + first_query * params.dquery.row_stride, params.dquery.row_stride,
-                                num_queries, params.head_dim, lane);
+    store_rows<M_TILES * MMA_M>(query_tile, warp_row, matrix + first_query * params.dquery.row_stride,
+                                params.dquery.row_stride, num_queries, params.head_dim, lane);
 }

@@ -88,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_address);
 
         if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
-        const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
+        const TileMask<M_TILES> mask(
+            int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
         if constexpr (boundary.value) mask.apply(scores, lane);
 
         float alpha[M_TILES][2];
@@ -146,7 +147,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #pragma unroll
             for (int d = 0; d < DIM_TILES; ++d)
                 st_shared(out_tile.address(row, d) + lane % 4 * 4,
-                          cvt_rn_x2<ELEMENT>(mul_rn(acc[m][d][2 * half], inverse), mul_rn(acc[m][d][2 * half + 1], inverse)));
+                          cvt_rn_x2<ELEMENT>(mul_rn(acc[m][d][2 * half], inverse),
+                                             mul_rn(acc[m][d][2 * half + 1], inverse)));
             if (params.lse && lane % 4 == 0 && row < num_queries)
                 params.lse[int64_t(batch) * params.seqlen_q + first_query + row] = softmax.log_sum_exp(m, half);
         }

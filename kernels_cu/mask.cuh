@@ -41,7 +41,8 @@ struct TransposedTileMask {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int64_t first = first_key + m * MMA_M + half * 8 + lane / 4 - int64_t(causal_shift) - first_query;
-                limit[m][half] = first < seqlen_q - first_query ? int(min(max(first, int64_t(0)), int64_t(BLOCK_M))) : BLOCK_M;
+                limit[m][half] =
+                    first < seqlen_q - first_query ? int(min(max(first, int64_t(0)), int64_t(BLOCK_M))) : BLOCK_M;
             }
     }
 

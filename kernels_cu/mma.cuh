@@ -29,7 +29,8 @@ __device__ __forceinline__ void mma_abt(float (&acc)[M_TILES][N_TILES][4], uint3
     for (int k = 0; k < DEPTH / MMA_K; ++k) {
         uint32_t a[M_TILES][4];
 #pragma unroll
-        for (int m = 0; m < M_TILES; ++m) ldmatrix_x4(a[m], fragment_column(a_address, k) + m * MMA_M * TileA::ROW_BYTES);
+        for (int m = 0; m < M_TILES; ++m)
+            ldmatrix_x4(a[m], fragment_column(a_address, k) + m * MMA_M * TileA::ROW_BYTES);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             uint32_t b[4];
@@ -62,7 +63,8 @@ __device__ __forceinline__ void mma_ab(float (&acc)[M_TILES][N_TILES][4], const 
 
 // factor * acc, rounded to 16 bits, to rows of a shared tile.
 template <typename Element, int M_TILES, int N_TILES, typename Tile>
-__device__ void store_fragments(Tile tile, int first_row, const float (&acc)[M_TILES][N_TILES][4], float factor, int lane) {
+__device__ void store_fragments(Tile tile, int first_row, const float (&acc)[M_TILES][N_TILES][4], float factor,
+                                int lane) {
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -70,5 +72,6 @@ __device__ void store_fragments(Tile tile, int first_row, const float (&acc)[M_T
 #pragma unroll
             for (int n = 0; n < N_TILES; ++n)
                 st_shared(tile.address(first_row + m * MMA_M + half * 8 + lane / 4, n) + lane % 4 * 4,
-                          cvt_rn_x2<Element>(mul_rn(acc[m][n][2 * half], factor), mul_rn(acc[m][n][2 * half + 1], factor)));
+                          cvt_rn_x2<Element>(mul_rn(acc[m][n][2 * half], factor),
+                                             mul_rn(acc[m][n][2 * half + 1], factor)));
 }

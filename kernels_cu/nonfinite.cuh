@@ -65,6 +65,7 @@ __device__ void spread_nonfinite(float (&acc)[M_TILES][DIM_TILES][4], Tile tile,
             for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (mask.visible(m, i / 2, row) && is_nonfinite<Element>(pair, i % 2 * 16)) acc[m][d][i] = not_a_number();
+                    if (mask.visible(m, i / 2, row) && is_nonfinite<Element>(pair, i % 2 * 16))
+                        acc[m][d][i] = not_a_number();
         }
 }

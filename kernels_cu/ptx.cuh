@@ -107,7 +107,8 @@ __device__ __forceinline__ void st_shared_v2(uint32_t shared, uint2 pair) {
 // Copies 16 bytes to shared memory, or writes zeros and leaves the source unread.
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const uint16_t* global, bool read) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("{ .reg .pred ignore_src; setp.eq.u32 ignore_src, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, ignore_src; }"
+    asm volatile("{ .reg .pred ignore_src; setp.eq.u32 ignore_src, %2, 0;"
+                 " cp.async.cg.shared.global [%0], [%1], 16, ignore_src; }"
                  :
                  : "r"(shared), "l"(__cvta_generic_to_global(global)), "r"(uint32_t(read))
                  : "memory");
@@ -119,7 +120,8 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const uint16_t* glo
 // The same for one float.
 __device__ __forceinline__ void cp_async_4(uint32_t shared, const float* global, bool read) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("{ .reg .pred ignore_src; setp.eq.u32 ignore_src, %2, 0; cp.async.ca.shared.global [%0], [%1], 4, ignore_src; }"
+    asm volatile("{ .reg .pred ignore_src; setp.eq.u32 ignore_src, %2, 0;"
+                 " cp.async.ca.shared.global [%0], [%1], 4, ignore_src; }"
                  :
                  : "r"(shared), "l"(__cvta_generic_to_global(global)), "r"(uint32_t(read))
                  : "memory");
@@ -163,7 +165,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 template <>
 __device__ __forceinline__ void mma_m16n8k16<Half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
@@ -178,8 +181,10 @@ __device__ __forceinline__ void mma_m16n8k16<Half>(float (&d)[4], const uint32_t
 
 #if __CUDA_ARCH__ >= 800
 template <>
-__device__ __forceinline__ void mma_m16n8k16<BFloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+__device__ __forceinline__ void mma_m16n8k16<BFloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                       uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

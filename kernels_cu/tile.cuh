@@ -22,7 +22,9 @@ struct SharedTile {
 
 // The address of fragment column k (16 elements wide) from the address of column 0: a swizzled line
 // holds four of them.
-__device__ __forceinline__ uint32_t fragment_column(uint32_t address, int k) { return (address ^ k % 4 * 32) + k / 4 * 128; }
+__device__ __forceinline__ uint32_t fragment_column(uint32_t address, int k) {
+    return (address ^ k % 4 * 32) + k / 4 * 128;
+}
 
 // One thread's share in copying the successive tiles of a matrix to shared memory: one chunk of each
 // line of every ROW_STEP-th row, so that eight threads read 128 consecutive bytes.
@@ -93,6 +95,7 @@ __device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t r
             const int row = first_row + i + lane / CHUNKS_PER_LINE;
             const int chunk = line * CHUNKS_PER_LINE + lane % CHUNKS_PER_LINE;
             if (row < num_rows && chunk * CHUNK < head_dim)
-                *reinterpret_cast<uint4*>(matrix + row * row_stride + chunk * CHUNK) = ld_shared_v4(tile.address(row, chunk));
+                *reinterpret_cast<uint4*>(matrix + row * row_stride + chunk * CHUNK) =
+                    ld_shared_v4(tile.address(row, chunk));
         }
 }

@@ -28,8 +28,7 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "A tile starts at a multiple of BLOCK_M, so that the sum is below 2**31 for every query that exists.": [
         (
             "flash_fwd.cu",
-            "const TileMask<M_TILES> mask(int(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, "
-            "params.causal_shift, lane);",
+            "int(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);",
         ),
         (
             "mask.cuh",
