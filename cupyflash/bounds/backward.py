@@ -5,9 +5,9 @@ lse and of the exponential; it is not normalised again, so that lse's error ente
 
     |dS^ - dS| <= P E_D + P |w| (|D| + E_D),    E_D = E_dP + E_delta
 
-and both P^ and dS^ are rounded to 16 bits for the tensor cores. E_delta holds what the given out, rounded to 16 bits,
-moves rowsum(dout * out) by: mostly the largest term by far. The sums over keys, queries and broadcast dimensions are
-one product with a live accumulator each.
+and for the tensor cores both P^ and dS^ are rounded to 16 bits. E_delta holds what the given out, rounded to its dtype,
+moves rowsum(dout * out) by: in 16 bits mostly the largest term by far. The sums over keys, queries and broadcast
+dimensions are one product with a live accumulator each; float32 and float64 sum each tile by itself first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from cupyflash.bounds.forward import (
     weight_error,
 )
 
+FMA_TILES = (8, 64)  # the fewest and the most rows of a tile that float32 and float64 sum over
 _MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
 
 
@@ -72,9 +73,10 @@ def attention_backward(
     """
     problem, grads_out = backward_problem(
         dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
-        grads_out=grads_out, dtypes=HALF_TYPES, gradient_dtype=FLOAT64,
+        grads_out=grads_out, gradient_dtype=FLOAT64,
     )  # fmt: skip
-    return _returned(problem, _tiled, (dout, q, k, v, out, lse, dlse), grads_out)
+    errors = _tiled if problem.dtype in HALF_TYPES else _fma
+    return _returned(problem, errors, (dout, q, k, v, out, lse, dlse), grads_out)
 
 
 def attention_naive_backward(
@@ -171,7 +173,8 @@ class _Errors:
     delta: np.ndarray
     unit: float  # of the arithmetic
     flush: float  # below it the arithmetic computes with 0
-    accumulation: Callable[[int], float]  # of a product of n terms, relative to the sum of their magnitudes
+    # Of a sum over (rows, batches) of products, relative to the sum of their magnitudes.
+    accumulation: Callable[[int, int], float]
 
 
 def _tiled(problem: Problem, pairs: _Pairs) -> _Errors:
@@ -198,7 +201,44 @@ def _tiled(problem: Problem, pairs: _Pairs) -> _Errors:
         delta=delta + U32 * (np.abs(pairs.delta) + delta),
         unit=U32,
         flush=FLUSH,
-        accumulation=dot_error,
+        accumulation=lambda rows, batches: dot_error(rows * batches),
+    )
+
+
+def _fma(problem: Problem, pairs: _Pairs) -> _Errors:
+    """Errors of the tiled kernels in float32 or float64: P from lse, each tile's sums by themselves."""
+    forward, head_dim, head_dim_v = pairs.forward, problem.head_dim, problem.head_dim_v
+    unit, flush = (2.0**-53, 2.0**-1072) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    # q . k, the rounded scale and the product with it; the difference to lse; exp, 2 ulp, and 2 u for what is of
+    # second order.
+    exponent = (
+        gamma(head_dim + 2, unit) * forward.products
+        + unit * (np.abs(pairs.scores - pairs.lse) + 6)
+        + pairs.lse_error
+        + flushed_score(problem, forward, flush)
+    )
+    weights = forward.weights * np.expm1(np.minimum(exponent, _MAX_EXPONENT)) + flush
+    dout, out = np.abs(pairs.dout), np.abs(pairs.out)
+    delta = np.abs((pairs.dout * (pairs.out - forward.out)).sum(axis=-1, keepdims=True))
+    delta = (
+        delta
+        + gamma(head_dim_v + 2, unit) * (dout * out).sum(axis=-1, keepdims=True)
+        + flush * (head_dim_v + 2 + (dout + out).sum(axis=-1, keepdims=True))  # subnormal operands, too
+    )
+
+    def accumulation(rows: int, batches: int) -> float:
+        smallest_tile, largest_tile = FMA_TILES
+        return gamma(min(rows, largest_tile) + batches * -(-rows // smallest_tile), unit)
+
+    return _Errors(
+        weights=weights,
+        stored_weights=weights,
+        dweights=gamma(head_dim_v + 1, unit) * pairs.dweight_magnitudes
+        + np.minimum((head_dim_v + 2) * flush, 2 * pairs.dweight_magnitudes),
+        delta=delta + unit * (np.abs(pairs.delta) + delta),
+        unit=unit,
+        flush=flush,
+        accumulation=accumulation,
     )
 
 
@@ -232,7 +272,7 @@ def _naive(problem: Problem, pairs: _Pairs) -> _Errors:
         delta=delta + unit * (np.abs(pairs.delta) + delta),
         unit=unit,
         flush=flush,
-        accumulation=lambda n: gamma(n + 1, unit),
+        accumulation=lambda rows, batches: gamma(rows * batches + 1, unit),
     )
 
 
@@ -285,15 +325,16 @@ def _gradients(problem: Problem, pairs: _Pairs, errors: _Errors, shapes) -> list
 def _summed(problem: Problem, errors: _Errors, factor, terms, error, values, touched, spoilt, shape) -> np.ndarray:
     """Bound of factor * terms @ values, summed to an operand's shape and rounded to the dtype."""
     element, magnitudes = Precision.of(problem.dtype), np.abs(values)
-    num_terms = terms.shape[-1] * (max(int(np.prod(terms.shape[:-2])), 1) // max(int(np.prod(shape[:-2])), 1))
+    rows, batches = terms.shape[-1], max(int(np.prod(terms.shape[:-2])), 1) // max(int(np.prod(shape[:-2])), 1)
 
     def summed(x):
         return reference.summed_to(shape, np.broadcast_to(x, (*terms.shape[:-1], shape[-1])))
 
     exact = np.abs(factor * summed(terms @ values))
     magnitude = summed((np.abs(terms) + error) @ magnitudes)
-    core = summed(error @ magnitudes) + errors.accumulation(num_terms) * magnitude + (num_terms + 2) * errors.flush
-    core = abs(factor) * core + 2**-149
+    core = summed(error @ magnitudes) + errors.accumulation(rows, batches) * magnitude
+    core = core + (rows * batches + 2) * errors.flush
+    core = abs(factor) * core + errors.flush
     core = core + 3 * errors.unit * (exact + core)
     overflows = (magnitude * max(1, abs(factor)) >= largest(problem) / 4) | (exact + core >= element.overflow)
     core = core + _rounding(problem, exact + core)
