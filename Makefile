@@ -22,6 +22,7 @@ mutants: $(STAMP)
 experiments: $(STAMP)
 	$(BIN)/python -m experiments.online_softmax
 	$(BIN)/python -m experiments.io_traffic
+	$(BIN)/python -m experiments.io_table
 	$(BIN)/python -m experiments.memory
 
 lint: $(STAMP)

@@ -75,15 +75,15 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def figure(path: Path, *shape: int, size: tuple[float, float]) -> Iterator[Any]:
-    """A new figure and its axes, saved to ``path`` at the end."""
+def figure(path: Path, *shape: int, size: tuple[float, float], **options) -> Iterator[Any]:
+    """A new figure and its axes (``matplotlib.pyplot.subplots``), saved to ``path`` at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     with pyplot.rc_context(_STYLE):
-        new, axes = pyplot.subplots(*shape, figsize=size, layout="constrained")
+        new, axes = pyplot.subplots(*shape, figsize=size, layout="constrained", **options)
         yield axes
         new.savefig(path)
         pyplot.close(new)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from experiments import io_traffic, memory, online_softmax
+import cupyflash
+from experiments import io_table, io_traffic, memory, online_softmax
 
 PNG = b"\x89PNG"
 
@@ -28,17 +29,61 @@ def run(experiment, folder, monkeypatch, *arguments):
 
 
 def test_io_traffic(tmp_path, monkeypatch):
-    rows = run(io_traffic, tmp_path, monkeypatch, "--seqlens", "128", "256", "320", "--head-dims", "64", "16")
-    assert [(int(row["head_dim"]), int(row["seqlen"])) for row in rows] == [
-        (head_dim, seqlen) for head_dim in (16, 64) for seqlen in (128, 256, 320)
+    rows = run(io_traffic, tmp_path, monkeypatch, "--seqlens", "64", "192", "--head-dims", "32", "16")
+    assert [(row["direction"], int(row["head_dim"]), int(row["seqlen"])) for row in rows] == [
+        (direction, head_dim, seqlen)
+        for direction in ("forward", "backward")
+        for head_dim in (16, 32)
+        for seqlen in (64, 192)
     ]
     for row in rows:
+        direction = row.pop("direction")
         row = {name: int(value) for name, value in row.items()}
-        assert row["ours_least"] == row["ours_least_formula"] == 8 * row["seqlen"] * row["head_dim"]
-        assert row["ours_requested"] == row["ours_requested_formula"]
-        # S starts within a sector, where NumPy happens to allocate it: one more for each of its four passes.
-        assert 0 <= row["standard_least"] - row["standard_formula"] <= 4 * 32
-        assert row["standard_formula"] == 8 * row["seqlen"] ** 2 + row["ours_least"]
+        square, operand = 2 * row["seqlen"] ** 2, 2 * row["seqlen"] * row["head_dim"]
+        least_excess = row["ours_least"] - row["ours_least_formula"]
+        requested_excess = row["ours_requested"] - row["ours_requested_formula"]
+        if direction == "forward":
+            assert row["standard_formula"] == 4 * square + 4 * operand
+            assert row["ours_least_formula"] == 4 * operand
+            assert least_excess == requested_excess == 0
+        else:
+            assert row["standard_formula"] == 10 * square + 10 * operand
+            assert row["ours_least_formula"] == 13 * operand + 28 * row["seqlen"]
+            # lse and delta start within a sector, where NumPy happens to allocate them: one more each time they pass,
+            # and one more for each few queries whose numbers a warp requests.
+            assert 0 <= least_excess <= 6 * 32
+            assert 0 <= requested_excess <= 16 * row["seqlen"] * math.ceil(row["seqlen"] / 64)
+        # So do S, P, dP and dS.
+        assert 0 <= row["standard_least"] - row["standard_formula"] <= 10 * 32
+        assert row["standard_requested"] > row["standard_least"]
+
+
+def test_io_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(io_table, "SEQLEN", 128)
+    rows = run(io_table, tmp_path, monkeypatch)
+    gigabytes = {(row["method"], row["source"]): float(row["total_gb"]) for row in rows}
+    assert gigabytes["standard", "published, A100"] == 40.3 and gigabytes["flash", "published, A100"] == 4.4
+    for method in ("naive", "cupyflash"):
+        formula = gigabytes[method, "by formula, each launch once"]
+        counted = gigabytes[method, "counted on one head, times 1024, each launch once"]
+        excess = (counted - formula) * 1e9 / 1024
+        assert -1 <= excess <= 14 * 32 + 1  # a sector for each pass; the table has six digits
+    assert gigabytes["naive", "by formula, each launch once"] == pytest.approx(1024 * 14 * 2 * 128 * (128 + 64) / 1e9)
+    for row in rows:
+        if row["forward_gb"]:
+            assert float(row["forward_gb"]) + float(row["backward_gb"]) == pytest.approx(
+                float(row["total_gb"]), rel=1e-5
+            )
+    kernels = [kernel for r in io_traffic.DIRECTIONS for kernel in io_traffic.profiled(cupyflash, r, 128, 64)]
+    assert float(rows[-1]["gflop"]) == pytest.approx(1024 * sum(kernel.mma_flops for kernel in kernels) / 1e9, rel=1e-5)
+
+
+def test_formulas_of_the_published_table():
+    standard, with_passes, flash = (row["total_gb"] for row in io_table.algorithms())
+    # N x N numbers are 2.147 GB, N x D are 0.134.
+    assert standard == pytest.approx(11 * 2.147 + 12 * 0.1342, rel=1e-3)
+    assert with_passes == pytest.approx(17 * 2.147 + 12 * 0.1342, rel=1e-3)
+    assert flash == pytest.approx((2 + 3 * 4 + 4 + 5 * 4) * 0.1342, rel=1e-3)
 
 
 def test_memory(tmp_path, monkeypatch):
@@ -72,9 +117,9 @@ def test_online_softmax(tmp_path, monkeypatch):
         assert float(table[0]["rescale"]) == 0
 
 
-@pytest.mark.parametrize(("name", "module"), [("ours", io_traffic), ("memory", memory), ("softmax", online_softmax)])
-def test_unknown_options_are_refused(name, module, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name, "--wrong"])
+@pytest.mark.parametrize("module", [io_table, io_traffic, memory, online_softmax])
+def test_unknown_options_are_refused(module, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--wrong"])
     with pytest.raises(SystemExit, match="2"):
         module.main()
     assert "--wrong" in capsys.readouterr().err

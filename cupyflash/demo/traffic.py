@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +33,15 @@ def count(method: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, **optio
     >>> count(attention, *inputs(64, 16)).least
     8192
     """
-    out = _at_sector(np.empty((*q.shape[:-1], v.shape[-1]), q.dtype))
+    out = at_sector(np.empty((*q.shape[:-1], v.shape[-1]), q.dtype))
     with ptxsim.profile() as profile:
         method(q, k, v, out=out, **options)
-    kernels = profile.kernels
+    return of_kernels(profile.kernels)
+
+
+def of_kernels(kernels: Iterable[ptxsim.KernelProfile]) -> Traffic:
+    """Traffic of profiled kernels, added up."""
+    kernels = list(kernels)
     return Traffic(
         least=SECTOR_BYTES * sum(x.distinct_load_sectors + x.distinct_store_sectors for x in kernels),
         requested=SECTOR_BYTES * sum(x.global_load_sectors + x.global_store_sectors for x in kernels),
@@ -46,7 +51,7 @@ def count(method: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, **optio
 def inputs(seqlen: int, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q, k, v (seqlen, head_dim) float16, whole sectors each."""
     values = np.random.default_rng(seqlen).standard_normal((3, seqlen, head_dim)).astype(np.float16)
-    return tuple(_at_sector(x) for x in values)
+    return tuple(at_sector(x) for x in values)
 
 
 def report() -> Iterator[str]:
@@ -65,7 +70,7 @@ def report() -> Iterator[str]:
     yield "   The standard method is counted at its least, with a perfect cache: S and P still go out and back."
 
 
-def _at_sector(array: np.ndarray) -> np.ndarray:
+def at_sector(array: np.ndarray) -> np.ndarray:
     """A copy that starts at a multiple of a sector, as device memory does."""
     memory = np.empty(array.nbytes + SECTOR_BYTES, np.uint8)
     first = -memory.ctypes.data % SECTOR_BYTES
