@@ -15,8 +15,8 @@ class Simulator:
     simulated = True
     architectures = ("sm_75", "sm_80", "sm_90")
 
-    def attention(self, q, k, v, *, arch="sm_80", out=None, **options):
-        """out and lse, as :func:`cupyflash.attention` computes them on ``arch``."""
+    def attention(self, q, k, v, *, arch="sm_80", out=None, return_lse=True, **options):
+        """out and always lse, as :func:`cupyflash.attention` computes them on ``arch``."""
         with ptxsim.settings(arch=arch):
             return cupyflash.attention(q, k, v, out=out, return_lse=True, **options)
 
@@ -40,8 +40,8 @@ class Gpu:
             raise pytest.UsageError(f"--backend gpu: CuPy finds no usable GPU ({error})") from error
         self._cupy = cupy
 
-    def attention(self, q, k, v, *, arch=None, out=None, **options):
-        """out and lse; ``arch`` is the GPU's."""
+    def attention(self, q, k, v, *, arch=None, out=None, return_lse=True, **options):
+        """out and always lse; ``arch`` is the GPU's."""
         inputs = [self._copy(array)[0] for array in (q, k, v)]
         if out is None:
             device_out, lse = cupyflash.attention(*inputs, return_lse=True, **options)

@@ -8,20 +8,20 @@ from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
 import cupyflash
-from cupyflash import bounds
-from tests import backward_problems, checks, strategies
-from tests.backward_problems import BackwardProblem
-from tests.strategies import Problem
+from cupyflash import bounds, testing
+from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned
 
 
 def check(backend, problem, arch="sm_80"):
-    arguments, options, gradients = backward_problems.run_poisoned(backend, problem, arch)
-    exact, bound = backward_problems.assert_within_bounds(arguments, options, gradients)
+    arguments, options, gradients = poisoned.attention_backward(backend, problem, arch)
+    exact, bound = testing.assert_gradients_within_bound(gradients, *arguments, **options)
     return arguments, options, gradients, exact, bound
 
 
 @settings(max_examples=40)
-@given(problem=backward_problems.backward_problems())
+@given(problem=testing.attention_backward_problems())
 @example(problem=BackwardProblem(Problem(seqlen_q=0, seqlen_k=3, leading_q=(2,))))
 @example(problem=BackwardProblem(Problem(seqlen_q=5, seqlen_k=0, head_dim_v=13), with_dlse=True))
 @example(problem=BackwardProblem(Problem(seqlen_q=130, seqlen_k=3, causal=True, align="bottom-right"), with_dlse=True))
@@ -35,7 +35,7 @@ def test_stays_within_bounds(backend, arch, problem):
     event("bound finite everywhere" if all(np.isfinite(x).all() for x in bound) else "bound infinite somewhere")
 
 
-@pytest.mark.parametrize("values", strategies.FAMILIES)
+@pytest.mark.parametrize("values", testing.FAMILIES)
 def test_each_family_of_values(backend, arch, values):
     for dtype in ("float16",) if arch == "sm_75" else ("float16", "bfloat16"):
         forward = Problem(
@@ -45,7 +45,7 @@ def test_each_family_of_values(backend, arch, values):
         assert values == "huge values" or all(np.isfinite(x).all() for x in bound)
 
 
-@pytest.mark.parametrize("dout_values", sorted(set(backward_problems.DOUT_FAMILIES)))
+@pytest.mark.parametrize("dout_values", sorted(set(testing.DOUT_FAMILIES)))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_each_family_of_output_gradients(backend, dout_values, dtype):
     check(backend, BackwardProblem(Problem(dtype, (), (), (), 40, 150, 64, 64, seed=1), dout_values))
@@ -58,7 +58,7 @@ def test_head_dims(backend, arch, head_dims):
     check(backend, BackwardProblem(forward, with_dlse=True), arch)
 
 
-@pytest.mark.parametrize("softmax_scale", strategies.SCALES)
+@pytest.mark.parametrize("softmax_scale", testing.SCALES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scales(backend, softmax_scale, dtype):
     forward = Problem(dtype, (), (), (), 20, 150, 64, 64, softmax_scale=softmax_scale, seed=3)
@@ -92,7 +92,7 @@ bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
 
 @settings(max_examples=40)
 @given(
-    problem=backward_problems.backward_problems(families=["normal", "one sign", "rising"], scales=[None, -0.5]),
+    problem=testing.attention_backward_problems(families=["normal", "one sign", "rising"], scales=[None, -0.5]),
     where=st.lists(
         st.tuples(st.sampled_from(["dout", "q", "k", "v"]), st.integers(0, 2**20), bad_values), min_size=1, max_size=3
     ),
@@ -106,7 +106,7 @@ bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
     where=[("k", 7 * 16, np.nan), ("v", 8 * 16, np.inf)],  # keys that no query sees
 )
 def test_a_non_finite_value_changes_only_what_sees_it(backend, problem, where):
-    arguments, options, clean = backward_problems.run_poisoned(backend, problem)
+    arguments, options, clean = poisoned.attention_backward(backend, problem)
     assume(all(array.size for array in arguments))
     names = ("dout", "q", "k", "v")
     spoilt = []
@@ -119,9 +119,9 @@ def test_a_non_finite_value_changes_only_what_sees_it(backend, problem, where):
     out, lse = backend.attention(*spoilt[1:], **problem.options)
     spoilt += [out, lse]
     gradients = backend.attention_backward(*spoilt, grads_out=problem.empty_grads(), **options)
-    _, bound = backward_problems.assert_within_bounds(spoilt, options, gradients)
+    _, bound = testing.assert_gradients_within_bound(gradients, *spoilt, **options)
     for gradient, before, allowed in zip(gradients, clean, bound, strict=True):
-        checks.assert_same_bits(gradient[np.isfinite(allowed)], before[np.isfinite(allowed)])
+        testing.assert_same_bits(gradient[np.isfinite(allowed)], before[np.isfinite(allowed)])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -138,21 +138,21 @@ def test_errors_have_no_bias(backend, dtype):
 
 def test_a_row_without_keys_and_a_key_without_rows_have_gradient_zero(backend):
     forward = Problem("float16", (2,), (2,), (2,), 130, 40, causal=True, align="bottom-right", values="one sign")
-    _, _, (dq, _, _) = backward_problems.run_poisoned(backend, BackwardProblem(forward, with_dlse=True))
+    _, _, (dq, _, _) = poisoned.attention_backward(backend, BackwardProblem(forward, with_dlse=True))
     assert (dq[:, :90] == 0).all() and (dq[:, 91:] != 0).any()
     forward = replace(forward, seqlen_q=40, seqlen_k=130, align="top-left")
-    _, _, (_, dk, dv) = backward_problems.run_poisoned(backend, BackwardProblem(forward, with_dlse=True))
+    _, _, (_, dk, dv) = poisoned.attention_backward(backend, BackwardProblem(forward, with_dlse=True))
     assert (dk[:, 40:] == 0).all() and (dv[:, 40:] == 0).all() and (dv[:, :40] != 0).all()
 
 
 def test_gradients_are_made_where_none_are_given(backend):
     problem = BackwardProblem(Problem("float16", (2, 6), (3,), (2, 3), 9, 20), grad_views=("rows before heads",) * 3)
-    arguments, options, gradients = backward_problems.run_poisoned(backend, problem)
+    arguments, options, gradients = poisoned.attention_backward(backend, problem)
     for given_dk in None, problem.empty_grads()[1]:
         made = backend.attention_backward(*arguments, grads_out=(None, given_dk, None), **options)
         assert given_dk is None or made.dk is given_dk
         for gradient, expected in zip(made, gradients, strict=True):
-            checks.assert_same_bits(gradient, expected)
+            testing.assert_same_bits(gradient, expected)
         assert made.dq.flags.c_contiguous and made.dv.flags.c_contiguous
 
 
@@ -166,14 +166,14 @@ def test_a_view_that_repeats_an_operand_has_a_full_gradient(backend):
 
 
 def test_vjp_is_the_backward(backend):
-    arguments, options = BackwardProblem(Problem(seqlen_q=9, seqlen_k=20), with_dlse=True).arguments(backend)
+    arguments, options = BackwardProblem(Problem(seqlen_q=9, seqlen_k=20), with_dlse=True).arguments(backend.attention)
     dout, q, k, v, out, lse = arguments
     dlse = options.pop("dlse")
     made, pullback = cupyflash.attention_vjp(q, k, v, **options)
     (made_too, made_lse), pullback_both = cupyflash.attention_vjp(q, k, v, return_lse=True, **options)
     for x in made, made_too:
-        checks.assert_same_bits(x, out)
-    checks.assert_same_bits(made_lse, lse)
+        testing.assert_same_bits(x, out)
+    testing.assert_same_bits(made_lse, lse)
     for gradients, given_dlse in (
         (pullback(dout), None),
         (pullback_both(dout), None),
@@ -182,7 +182,7 @@ def test_vjp_is_the_backward(backend):
     ):
         expected = cupyflash.attention_backward(*arguments, dlse=given_dlse, **options)
         for gradient, value in zip(gradients, expected, strict=True):
-            checks.assert_same_bits(gradient, value)
+            testing.assert_same_bits(gradient, value)
 
 
 def test_vjp_refuses_what_its_pullback_would():

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cupyflash import bounds, ptxsim
-from tests import backward_problems, checks, strategies
+from cupyflash import bounds, ptxsim, testing
+from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned
 from tests.backends import Simulator
-from tests.backward_problems import BackwardProblem
-from tests.strategies import Problem
 from tests.test_invariants import single_heads
 
 few = settings(max_examples=15)
@@ -38,7 +38,7 @@ class Head:
 
     @staticmethod
     def of(backend, problem, dout_values="normal", with_dlse=True):
-        arguments, options = BackwardProblem(problem, dout_values, with_dlse).arguments(backend)
+        arguments, options = BackwardProblem(problem, dout_values, with_dlse).arguments(backend.attention)
         gradients = backend.attention_backward(*arguments, **options)
         dout, q, k, v, out, lse = (x.astype(np.float64) for x in arguments)
         dlse = np.zeros(len(q)) if options["dlse"] is None else options["dlse"].astype(np.float64)
@@ -111,7 +111,7 @@ def test_values_times_their_gradient_are_the_output_times_its_own(backend, probl
 @given(problem=heads)
 def test_the_gradient_through_lse_is_the_mean_key(backend, problem):
     """d lse / d q = scale P K: attention with the keys as values."""
-    arguments, options = BackwardProblem(problem, with_dlse=True).arguments(backend)
+    arguments, options = BackwardProblem(problem, with_dlse=True).arguments(backend.attention)
     dout, q, k, v, out, lse = arguments
     dq, _, dv = backend.attention_backward(np.zeros_like(dout), q, k, v, out, lse, **options)
     mean_key, _ = backend.attention(q, k, k, **problem.options)
@@ -125,11 +125,11 @@ def test_the_gradient_through_lse_is_the_mean_key(backend, problem):
 
 
 @few
-@given(problem=backward_problems.backward_problems(families=FAMILIES, scales=[None, -0.3]), power=st.integers(-3, 3))
+@given(problem=testing.attention_backward_problems(families=FAMILIES, scales=[None, -0.3]), power=st.integers(-3, 3))
 def test_powers_of_two_pass_through_the_output_gradient(backend, problem, power):
     """Exactly, as long as nothing is subnormal: bfloat16."""
-    problem = replace(backward_problems.plain(problem), forward=replace(problem.forward, dtype="bfloat16").plain())
-    (dout, *rest), options = replace(problem, dout_values="one sign").arguments(backend)
+    problem = replace(problem.plain(), forward=replace(problem.forward, dtype="bfloat16").plain())
+    (dout, *rest), options = replace(problem, dout_values="one sign").arguments(backend.attention)
     dlse = options.pop("dlse")
     factor = 2.0**power
     gradients = backend.attention_backward(dout, *rest, dlse=dlse, **options)
@@ -141,13 +141,13 @@ def test_powers_of_two_pass_through_the_output_gradient(backend, problem, power)
 
 def assert_same(gradients, expected):
     for gradient, value in zip(gradients, expected, strict=True):
-        checks.assert_same_bits(gradient, value)
+        testing.assert_same_bits(gradient, value)
 
 
 @few
-@given(problem=backward_problems.backward_problems())
+@given(problem=testing.attention_backward_problems())
 def test_the_same_call_twice_and_strides(backend, problem):
-    arguments, options, gradients = backward_problems.run_poisoned(backend, problem)
+    arguments, options, gradients = poisoned.attention_backward(backend, problem)
     assert_same(backend.attention_backward(*arguments, **options), gradients)
     copies = [np.array(array, order="C") for array in arguments]
     dlse = options.pop("dlse")
@@ -162,7 +162,7 @@ def test_a_head_does_not_depend_on_the_others(backend, problem, num_batches, wit
     together = BackwardProblem(
         replace(problem, leading_q=leading, leading_k=leading, leading_v=leading), with_dlse=with_dlse
     )
-    arguments, options = together.arguments(backend)
+    arguments, options = together.arguments(backend.attention)
     gradients = backend.attention_backward(*arguments, **options)
     dlse = options.pop("dlse")
     for index in range(num_batches):
@@ -178,15 +178,15 @@ def test_grouped_heads_are_expanded_heads(backend, problem, group):
     """dq bit for bit; dk and dv are sums over the group, rounded once."""
     grouped = BackwardProblem(
         replace(
-            problem, softmax_scale=strategies.EXACT_SCALE, leading_q=(1, 2 * group), leading_k=(1, 2), leading_v=(1, 2)
+            problem, softmax_scale=testing.EXACT_SCALE, leading_q=(1, 2 * group), leading_k=(1, 2), leading_v=(1, 2)
         ),
         with_dlse=True,
     )
-    (dout, q, k, v, out, lse), options = grouped.arguments(backend)
+    (dout, q, k, v, out, lse), options = grouped.arguments(backend.attention)
     gradients = backend.attention_backward(dout, q, k, v, out, lse, **options)
     expanded = dout, q, *(np.repeat(x, group, axis=1) for x in (k, v)), out, lse
     full = backend.attention_backward(*expanded, **options)
-    checks.assert_same_bits(gradients.dq, full.dq)
+    testing.assert_same_bits(gradients.dq, full.dq)
     bound = bounds.attention_backward(dout, q, k, v, out, lse, **options)
     full_bound = bounds.attention_backward(*expanded, **options)
     for name in "dk", "dv":
@@ -202,18 +202,18 @@ def test_grouped_heads_are_expanded_heads(backend, problem, group):
 @given(problem=heads, length=st.integers(0, 200))
 def test_a_causal_prefix_of_queries_has_the_gradient_of_the_prefix(backend, problem, length):
     problem = replace(problem, causal=True, align="top-left")
-    arguments, options = BackwardProblem(problem).arguments(backend)
+    arguments, options = BackwardProblem(problem).arguments(backend.attention)
     dout, q, k, v, out, lse = arguments
     full = backend.attention_backward(*arguments, **options)
     rows = min(length, len(q))
     prefix = backend.attention_backward(dout[:rows], q[:rows], k[:rows], v[:rows], out[:rows], lse[:rows], **options)
-    checks.assert_same_bits(prefix.dq, full.dq[:rows])
+    testing.assert_same_bits(prefix.dq, full.dq[:rows])
     # The last keys are seen by the last queries alone.
     suffix = backend.attention_backward(
         np.concatenate([np.full_like(dout[:rows], np.nan), dout[rows:]]), q, k, v, out, lse, **options
     )
     for gradient, value in (suffix.dk, full.dk), (suffix.dv, full.dv):
-        checks.assert_same_bits(gradient[rows:], value[rows:])
+        testing.assert_same_bits(gradient[rows:], value[rows:])
 
 
 @few
@@ -235,7 +235,8 @@ def test_constant_values_leave_nothing_to_the_scores(backend, problem):
 def test_the_order_of_warps_does_not_matter(simulated, problem, seed):
     """No warp reads what another has yet to write, or writes what another still reads."""
     simulator = Simulator()
-    arguments, options = BackwardProblem(replace(problem, seqlen_q=problem.seqlen_q + 64)).arguments(simulator)
+    problem = BackwardProblem(replace(problem, seqlen_q=problem.seqlen_q + 64))
+    arguments, options = problem.arguments(simulator.attention)
     results = []
     for schedule in "lockstep", "random":
         with ptxsim.settings(schedule=schedule, seed=seed):
@@ -259,7 +260,7 @@ def test_the_order_of_warps_does_not_matter_in_passes_and_beside_non_finite_valu
 ):
     simulator = Simulator()
     forward = Problem("float16", leading_q, leading_k, leading_k, 150, 170, 64, 64, True, "top-left", seed=7)
-    arguments, options = BackwardProblem(forward).arguments(simulator)
+    arguments, options = BackwardProblem(forward).arguments(simulator.attention)
     if name is not None:
         {"dout": arguments[0], "q": arguments[1], "k": arguments[2]}[name].reshape(-1)[position] = np.inf
     expected = simulator.attention_backward(*arguments, arch=simulated, **options)
@@ -269,10 +270,10 @@ def test_the_order_of_warps_does_not_matter_in_passes_and_beside_non_finite_valu
 
 
 @few
-@given(problem=backward_problems.backward_problems(families=("normal",)), lanes=st.sampled_from([1, 256, 1024]))
+@given(problem=testing.attention_backward_problems(families=("normal",)), lanes=st.sampled_from([1, 256, 1024]))
 def test_how_blocks_are_simulated_together_does_not_matter(problem, lanes):
     simulator = Simulator()
-    arguments, options = problem.arguments(simulator)
+    arguments, options = problem.arguments(simulator.attention)
     expected = simulator.attention_backward(*arguments, **options)
     with ptxsim.settings(chunk_lanes=lanes):
         assert_same(simulator.attention_backward(*arguments, **options), expected)
@@ -281,5 +282,5 @@ def test_how_blocks_are_simulated_together_does_not_matter(problem, lanes):
 def test_many_queries_and_keys(backend):
     """More tiles than any of the drawn problems has."""
     forward = Problem("float16", (), (), (), 700, 900, 64, 64, causal=True, align="bottom-right", seed=6)
-    arguments, options, gradients = backward_problems.run_poisoned(backend, BackwardProblem(forward, with_dlse=True))
-    backward_problems.assert_within_bounds(arguments, options, gradients)
+    arguments, options, gradients = poisoned.attention_backward(backend, BackwardProblem(forward, with_dlse=True))
+    testing.assert_gradients_within_bound(gradients, *arguments, **options)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from cupyflash import bounds, reference
-from tests import checks
-from tests.strategies import element_type
+from cupyflash import bounds, reference, testing
+from cupyflash.testing import element_type
 
 DTYPES = ("float16", "bfloat16")
 
@@ -20,8 +19,8 @@ def _assert_within_bounds(backend, q, k, v, **options):
     exact, exact_lse = reference.attention(q, k, v, return_lse=True, **options)
     bound, lse_bound = bounds.attention(q, k, v, return_lse=True, **options)
     assert np.isfinite(bound).all()
-    checks.assert_close("out", out, exact, bound)
-    checks.assert_close("lse", lse, exact_lse, lse_bound)
+    testing.assert_within_bound(out, exact, bound, name="out")
+    testing.assert_within_bound(lse, exact_lse, lse_bound, name="lse")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -33,9 +32,9 @@ def test_a_masked_value_in_each_position_of_a_chunk(backend, dtype, value):
         spoilt = v.copy()
         spoilt[30, column] = value
         out, _ = backend.attention(q, k, spoilt, causal=True)
-        checks.assert_same_bits(out[:30], clean[:30])
+        testing.assert_same_bits(out[:30], clean[:30])
         others = np.arange(16) != column
-        checks.assert_same_bits(out[:, others], clean[:, others])
+        testing.assert_same_bits(out[:, others], clean[:, others])
         assert not np.isfinite(out[30:, column].astype(np.float64)).any()
 
 
@@ -51,7 +50,7 @@ def test_six_leading_dimensions_that_do_not_merge(backend):
     q, k, v = (x.transpose(4, 3, 2, 1, 0, 5, 6) for x in _problem("float16", *[(2, 2, 2, 2, 2, 3, 16)] * 3))
     _assert_within_bounds(backend, q, k, v)
     copies = (np.ascontiguousarray(x) for x in (q, k, v))
-    checks.assert_same_bits(backend.attention(q, k, v)[0], backend.attention(*copies)[0])
+    testing.assert_same_bits(backend.attention(q, k, v)[0], backend.attention(*copies)[0])
 
 
 def test_a_shift_beyond_16_bits(backend):

@@ -1,6 +1,7 @@
 """What a GPU is given equals what the simulator is given: drawn problems on real cupy.ndarrays over no memory."""
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 import cupy
@@ -9,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import cupyflash
-from cupyflash import _launch, ptxsim
-from tests import strategies
+from cupyflash import _launch, ptxsim, testing
 
 ARCH = "sm_90"
 
@@ -124,7 +124,7 @@ def described(launches, arrays):
 @pytest.mark.parametrize("function", [cupyflash.attention, cupyflash.naive.attention], ids=["tiled", "standard"])
 @pytest.mark.parametrize("given_out", [False, True])
 @settings(max_examples=60)
-@given(problem=strategies.problems())
+@given(problem=testing.attention_problems())
 def test_gpu_and_simulator_are_given_the_same(function, given_out, problem):
     inputs, out = problem.inputs(), problem.empty_out()
     options = {"return_lse": bool(problem.seed % 2), **problem.options}
@@ -143,10 +143,10 @@ def test_gpu_and_simulator_are_given_the_same(function, given_out, problem):
 
 
 @settings(max_examples=30)
-@given(problem=strategies.problems(), other=strategies.problems())
+@given(problem=testing.attention_problems(), other=testing.attention_problems())
 def test_a_second_call_of_the_same_kind_compiles_nothing(problem, other):
     """Neither with other lengths, batch and strides, nor with values that differ."""
-    other = strategies.replace(
+    other = dataclasses.replace(
         other,
         dtype=problem.dtype,
         head_dim=problem.head_dim,

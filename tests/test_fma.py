@@ -8,23 +8,23 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from cupyflash import _config, attention, ptxsim, reference
-from tests import checks, strategies
-from tests.strategies import Problem
+from cupyflash import _config, attention, ptxsim, reference, testing
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned
 
 DTYPES = ["float32", "float64"]
-FAMILIES = [family for family in strategies.FAMILIES if family != "underflowing weights"]  # a matter of float16
+FAMILIES = [family for family in testing.FAMILIES if family != "underflowing weights"]  # a matter of float16
 
 
 def check(backend, problem, arch="sm_80"):
     """Inputs, results and what is known of them, every element compared."""
-    inputs, out, lse = checks.run_poisoned(backend, problem, arch=arch)
-    exact, bound = checks.assert_within_bounds(problem, inputs, out, lse)
+    inputs, out, lse = poisoned.attention(backend, problem, arch=arch)
+    exact, bound = testing.assert_attention_within_bound(out, lse, *inputs, **problem.options)
     return inputs, out, lse, exact, bound
 
 
 @settings(max_examples=25)
-@given(problem=strategies.problems(dtypes=DTYPES))
+@given(problem=testing.attention_problems(dtypes=DTYPES))
 @example(problem=Problem("float32", seqlen_q=0, seqlen_k=3, leading_q=(2,)))
 @example(problem=Problem("float64", seqlen_q=5, seqlen_k=0, head_dim_v=13))
 @example(problem=Problem("float32", seqlen_q=130, seqlen_k=3, causal=True, align="bottom-right"))
@@ -52,7 +52,7 @@ def test_head_dims(backend, arch, dtype, head_dims):
     check(backend, problem, arch)
 
 
-@pytest.mark.parametrize("softmax_scale", [*strategies.SCALES[2:], 0.0, 2.0**127])
+@pytest.mark.parametrize("softmax_scale", [*testing.SCALES[2:], 0.0, 2.0**127])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scales(backend, softmax_scale, dtype):
     problem = Problem(dtype, (), (), (), 20, 150, 64, 64, softmax_scale=softmax_scale, seed=3)
@@ -64,7 +64,7 @@ bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
 
 @settings(max_examples=25)
 @given(
-    problem=strategies.problems(dtypes=DTYPES, families=["normal", "one sign", "rising"], scales=[None, -0.5]),
+    problem=testing.attention_problems(dtypes=DTYPES, families=["normal", "one sign", "rising"], scales=[None, -0.5]),
     where=st.lists(st.tuples(st.sampled_from("qkv"), st.integers(0, 2**20), bad_values), min_size=1, max_size=3),
 )
 @example(
@@ -76,13 +76,13 @@ bad_values = st.sampled_from([np.nan, np.inf, -np.inf])
     where=[("v", 50 * 64, np.nan), ("k", 30 * 64, np.nan)],
 )
 def test_a_non_finite_value_changes_only_the_rows_that_see_it(backend, problem, where):
-    checks.assert_only_rows_that_see_it_change(backend, problem, where)
+    testing.check_nonfinite_values_change_only_rows_that_see_them(poisoned.into_views(backend, problem), problem, where)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_without_keys_is_zero(backend, dtype):
     problem = Problem(dtype, (2,), (2,), (2,), 130, 40, causal=True, align="bottom-right", values="one sign")
-    _, out, lse = checks.run_poisoned(backend, problem)
+    _, out, lse = poisoned.attention(backend, problem)
     assert (out[:, :90] == 0).all() and (lse[:, :90] == -np.inf).all()
     assert (out[:, 90:] > 0).all() and np.isfinite(lse[:, 90:]).all()
 
@@ -91,8 +91,8 @@ def test_a_row_without_keys_is_zero(backend, dtype):
 def test_one_key_gives_its_value(backend, dtype):
     """Its weight is exp(0) = 1 exactly, whatever the score."""
     problem = Problem(dtype, (2,), (2,), (2,), 9, 9, 64, 48, causal=True, values="peaked")
-    (_, _, v), out, _ = checks.run_poisoned(backend, problem)
-    checks.assert_same_bits(out[:, 0], v[:, 0])
+    (_, _, v), out, _ = poisoned.attention(backend, problem)
+    testing.assert_same_bits(out[:, 0], v[:, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,8 +104,8 @@ def test_invariants(backend, dtype):
 
     def assert_same(a, b, c, expected=out, expected_lse=lse):
         other, other_lse = backend.attention(a, b, c, **problem.options)
-        checks.assert_same_bits(other, expected)
-        checks.assert_same_bits(other_lse, expected_lse)
+        testing.assert_same_bits(other, expected)
+        testing.assert_same_bits(other_lse, expected_lse)
 
     assert_same(q, k, v)
     views = replace(problem, views=("rows before heads", "every third column", "misaligned", "plain"))
@@ -119,15 +119,15 @@ def test_invariants(backend, dtype):
     shifted = {**problem.options, "align": "top-left"}
     few, few_lse = backend.attention(q, k, v, **shifted)
     many, many_lse = backend.attention(q, *more_keys, **shifted)
-    checks.assert_same_bits(many, few)
-    checks.assert_same_bits(many_lse, few_lse)
+    testing.assert_same_bits(many, few)
+    testing.assert_same_bits(many_lse, few_lse)
 
 
 @pytest.mark.parametrize("seqlen_k", [512, 1024])
 def test_float32_is_as_accurate_as_numpy(backend, seqlen_k):
     """Against the three steps in NumPy's float32, on zero-mean inputs."""
     problem = Problem("float32", (2,), (2,), (2,), 64, seqlen_k, 64, 64, seed=8)
-    (q, k, v), out, _ = checks.run_poisoned(backend, problem)
+    (q, k, v), out, _ = poisoned.attention(backend, problem)
     scores = q @ k.swapaxes(-1, -2) * np.float32(1 / math.sqrt(64))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     numpy_out = (weights / weights.sum(axis=-1, keepdims=True)) @ v

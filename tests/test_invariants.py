@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cupyflash import ptxsim
-from tests import checks, strategies
+from cupyflash import ptxsim, testing
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned
 from tests.backends import Simulator
-from tests.strategies import Problem
 
 few = settings(max_examples=25)
 #: One head of moderate values in a small number of specialisations.
@@ -23,8 +23,8 @@ def single_heads(draw, families=("normal", "rising", "peaked", "duplicates"), dt
     head_dim, head_dim_v = draw(DIMS)
     return Problem(
         dtype=draw(st.sampled_from(dtypes)),
-        seqlen_q=draw(strategies.lengths()),
-        seqlen_k=draw(strategies.lengths()),
+        seqlen_q=draw(testing.seqlens()),
+        seqlen_k=draw(testing.seqlens()),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         causal=causal,
@@ -38,28 +38,28 @@ def single_heads(draw, families=("normal", "rising", "peaked", "duplicates"), dt
 def assert_same(results, expected):
     """Both out and lse, bit for bit."""
     for result, value in zip(results, expected, strict=True):
-        checks.assert_same_bits(result, value)
+        testing.assert_same_bits(result, value)
 
 
 @few
-@given(problem=strategies.problems())
+@given(problem=testing.attention_problems())
 def test_the_same_call_twice(backend, problem):
     inputs = problem.inputs()
     assert_same(backend.attention(*inputs, **problem.options), backend.attention(*inputs, **problem.options))
 
 
 @few
-@given(problem=strategies.problems())
+@given(problem=testing.attention_problems())
 def test_strides_do_not_matter(backend, problem):
-    _, out, lse = checks.run_poisoned(backend, problem)
+    _, out, lse = poisoned.attention(backend, problem)
     copies = [np.array(array, order="C") for array in problem.inputs()]
     assert_same((out, lse), backend.attention(*copies, **problem.options))
 
 
 @few
-@given(problem=strategies.problems(views=("plain", "rows before heads")))
+@given(problem=testing.attention_problems(views=("plain", "rows before heads")))
 def test_a_head_does_not_depend_on_the_others(backend, problem):
-    inputs, out, lse = checks.run_poisoned(backend, problem)
+    inputs, out, lse = poisoned.attention(backend, problem)
     leading = out.shape[:-2]
     assume(out.size)
     q, k, v = inputs
@@ -119,7 +119,7 @@ def test_permutations_of_queries_and_of_value_columns(backend, problem, order):
 @given(problem=single_heads(families=("integers",)), order=st.randoms(use_true_random=False))
 def test_permutations_where_sums_are_exact(backend, problem, order):
     """Of queries, keys, columns of v, and columns of q and k: the tensor cores may add in any order."""
-    problem = replace(problem, softmax_scale=strategies.EXACT_SCALE, causal=False, align=None)
+    problem = replace(problem, softmax_scale=testing.EXACT_SCALE, causal=False, align=None)
     q, k, v = problem.inputs()
     rows, keys, columns, dims = (_shuffled(n, order) for n in (len(q), len(k), v.shape[1], q.shape[1]))
     out, lse = backend.attention(q, k, v, **problem.options)
@@ -139,7 +139,7 @@ def _shuffled(n, order):
 @given(problem=single_heads(families=("integers",), dtypes=("float16",)))
 def test_tile_sizes_where_sums_are_exact(problem):
     """Architectures have tiles, and tensor core instructions, of their own."""
-    problem = replace(problem, softmax_scale=strategies.EXACT_SCALE)
+    problem = replace(problem, softmax_scale=testing.EXACT_SCALE)
     inputs = problem.inputs()
     simulator = Simulator()
     assert_same(
@@ -186,7 +186,7 @@ def test_signs(backend, problem):
     assert_same(backend.attention(-q, -k, v, **problem.options), (out, lse))
     negated, negated_lse = backend.attention(q, k, -v, **problem.options)
     np.testing.assert_array_equal(negated, -out)  # zeros may differ in sign
-    checks.assert_same_bits(negated_lse, lse)
+    testing.assert_same_bits(negated_lse, lse)
 
 
 @few
@@ -299,7 +299,7 @@ def test_the_order_of_warps_does_not_matter(arch, problem, seed):
 
 @few
 @given(
-    problem=strategies.problems(families=("normal",)),
+    problem=testing.attention_problems(families=("normal",)),
     lanes=st.sampled_from([1, 256, 1024]),
 )
 def test_how_blocks_are_simulated_together_does_not_matter(problem, lanes):

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupyflash import reference
-from tests import checks, layouts
-from tests.strategies import Problem
+from cupyflash import reference, testing
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned
 
 BOTTOM_RIGHT = {"causal": True, "align": "bottom-right"}
 TOP_LEFT = {"causal": True, "align": "top-left"}
@@ -23,11 +23,8 @@ def normal(*shapes, dtype=np.float16, seed=0):
 
 def checked(backend, inputs, **options):
     """out and lse, within bounds of the reference, and the reference's."""
-    problem = Problem(
-        causal=options.get("causal", False), align=options.get("align"), softmax_scale=options.get("softmax_scale")
-    )
     out, lse = backend.attention(*inputs, **options)
-    checks.assert_within_bounds(problem, inputs, out, lse)
+    testing.assert_attention_within_bound(out, lse, *inputs, **options)
     return out, lse, *reference.attention(*inputs, return_lse=True, **options)
 
 
@@ -53,8 +50,8 @@ def test_a_row_without_keys_leaves_the_others_alone(backend):
     q, k, v = normal((6, 16), (5, 16), (5, 16))
     out, lse, *_ = checked(backend, (q, k, v), **BOTTOM_RIGHT)
     alone, alone_lse, *_ = checked(backend, (q[1:], k, v), **BOTTOM_RIGHT)
-    checks.assert_same_bits(out[1:], alone)
-    checks.assert_same_bits(lse[1:], alone_lse)
+    testing.assert_same_bits(out[1:], alone)
+    testing.assert_same_bits(lse[1:], alone_lse)
 
 
 def test_a_masked_key_holds_nan_and_infinity(backend):
@@ -111,7 +108,7 @@ def test_decoding_one_query(backend):
     inputs = normal((1, 2, 1, 64), (1, 2, 16, 64), (1, 2, 16, 64))
     out, _, exact, _ = checked(backend, inputs, **BOTTOM_RIGHT)
     np.testing.assert_array_equal(exact, reference.attention(*inputs))
-    checks.assert_same_bits(out, checked(backend, inputs)[0])
+    testing.assert_same_bits(out, checked(backend, inputs)[0])
     out, *_ = checked(backend, inputs, **TOP_LEFT)
     assert (out == inputs[2][..., :1, :]).all()
 
@@ -145,7 +142,7 @@ def test_six_query_heads(backend, num_kv_heads):
     out, *_ = checked(backend, (q, k, v))
     for head in range(6):
         kv_head = head // (6 // num_kv_heads)
-        checks.assert_same_bits(out[:, head], backend.attention(q[:, head], k[:, kv_head], v[:, kv_head])[0])
+        testing.assert_same_bits(out[:, head], backend.attention(q[:, head], k[:, kv_head], v[:, kv_head])[0])
 
 
 def test_a_few_channels_are_large(backend):
@@ -193,34 +190,34 @@ def test_an_operand_with_stride_zero_in_every_dimension(backend):
     """FA#325: an error for an array broadcast from one number."""
     q, k, _ = normal((2, 9, 32), (2, 20, 32), (1,))
     v = np.broadcast_to(np.float16(1), (2, 20, 32))
-    checks.assert_same_bits(checked(backend, (q, k, v))[0], checked(backend, (q, k, v.copy()))[0])
+    testing.assert_same_bits(checked(backend, (q, k, v))[0], checked(backend, (q, k, v.copy()))[0])
 
 
 def test_views_whose_last_dimension_is_not_contiguous(backend):
     """FA PR 2777: accepted by one pass, refused by the other."""
     q, k, v = normal((2, 32, 20), (2, 32, 30), (2, 32, 30))
     views = [x.swapaxes(-1, -2) for x in (q, k, v)]
-    checks.assert_same_bits(checked(backend, views)[0], checked(backend, [x.copy() for x in views])[0])
+    testing.assert_same_bits(checked(backend, views)[0], checked(backend, [x.copy() for x in views])[0])
 
 
 def test_keys_shared_by_broadcasting(backend):
     """PT#191937: wrong by 19.5 for k of stride 0, Lk % 32 == 1, bfloat16, the largest head_dim."""
     q, k, v = normal((1, 4, 8, 256), (1, 1, 33, 256), (1, 1, 33, 256), dtype=ml_dtypes.bfloat16)
     shared = [np.broadcast_to(x, (1, 4, 33, 256)) for x in (k, v)]
-    checks.assert_same_bits(checked(backend, (q, *shared))[0], checked(backend, (q, *(x.copy() for x in shared)))[0])
+    testing.assert_same_bits(checked(backend, (q, *shared))[0], checked(backend, (q, *(x.copy() for x in shared)))[0])
 
 
 def test_a_slice_of_a_cache_gives_the_bits_of_its_copy(backend):
     """FA#1417: slicing the cache changed results a little."""
     q, k, v = normal((2, 3, 1, 64), (2, 3, 600, 64), (2, 3, 600, 64))
     k, v = k[:, :, :333], v[:, :, :333]
-    checks.assert_same_bits(checked(backend, (q, k, v))[0], checked(backend, (q, k.copy(), v.copy()))[0])
+    testing.assert_same_bits(checked(backend, (q, k, v))[0], checked(backend, (q, k.copy(), v.copy()))[0])
 
 
 def test_every_element_of_out_is_written(backend):
     """PT#194167: rows of the second sequence stayed as they were."""
     problem = Problem("float16", (2, 4), (2, 2), (2, 2), 3, 70, 64, 64, views=("plain", "plain", "plain", "wide rows"))
-    _, out, _ = checks.run_poisoned(backend, problem)
+    _, out, _ = poisoned.attention(backend, problem)
     assert np.isfinite(out).all()
 
 
@@ -229,7 +226,7 @@ def test_results_repeat(backend):
     inputs = normal((2, 4, 70, 64), (2, 2, 200, 64), (2, 2, 200, 64))
     first, *_ = checked(backend, inputs, **BOTTOM_RIGHT)
     for _ in range(10):
-        checks.assert_same_bits(backend.attention(*inputs, **BOTTOM_RIGHT)[0], first)
+        testing.assert_same_bits(backend.attention(*inputs, **BOTTOM_RIGHT)[0], first)
 
 
 # Limits
@@ -248,7 +245,7 @@ def test_strides_beyond_31_bits(backend):
         pytest.skip("a terabyte of address space costs nothing in the simulator only")
     near = normal((2, 20, 16), (2, 20, 16), (2, 20, 16))
     expected = backend.attention(*near)
-    far = [layouts.spread_out(x) for x in near]
-    out = layouts.spread_out(np.full_like(expected[0], np.nan))
+    far = [testing.spread_out(x) for x in near]
+    out = testing.spread_out(np.full_like(expected[0], np.nan))
     for result, value in zip(backend.attention(*far, out=out), expected, strict=True):
-        checks.assert_same_bits(np.array(result), value)
+        testing.assert_same_bits(np.array(result), value)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import strategies, work
-from tests.strategies import Problem
+from cupyflash import testing
+from cupyflash.testing import AttentionProblem as Problem
+from tests import work
 
 ARCHITECTURES = ["sm_75", "sm_80"]
 
@@ -13,7 +14,7 @@ ARCHITECTURES = ["sm_75", "sm_80"]
 @settings(max_examples=25)
 @given(
     arch=st.sampled_from(ARCHITECTURES),
-    seqlens=st.tuples(strategies.lengths(), st.integers(1, 400)).filter(all),
+    seqlens=st.tuples(testing.seqlens(), st.integers(1, 400)).filter(all),
     head_dims=st.sampled_from([(16, 16), (64, 64), (24, 72), (128, 128)]),
     align=st.sampled_from([None, "bottom-right", "top-left"]),
 )

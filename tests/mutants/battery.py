@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyflash import _config, _launch, _source, ptxsim
+from cupyflash import _config, _launch, _source, ptxsim, testing
 from cupyflash._problem import attention_problem
-from tests import checks, layouts, strategies, work
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned, work
 from tests.backends import Simulator
-from tests.strategies import Problem
 
 SIMULATOR = Simulator()
 
@@ -48,19 +48,19 @@ def _ptx(source: str, arch: str) -> str:
 
 
 def within_bounds(case: Case) -> None:
-    inputs, out, lse = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
-    checks.assert_within_bounds(case.problem, inputs, out, lse)
+    inputs, out, lse = poisoned.attention(SIMULATOR, case.problem, arch=case.arch)
+    testing.assert_attention_within_bound(out, lse, *inputs, **case.problem.options)
 
 
 def in_any_order(case: Case) -> None:
     """Within bounds, and the same bits whatever the order of warps and the time when copies land."""
     within_bounds(case)
-    _, out, lse = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
+    _, out, lse = poisoned.attention(SIMULATOR, case.problem, arch=case.arch)
     for seed in range(2):
         with ptxsim.settings(schedule="random", seed=seed):
-            _, again, lse_again = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
-        checks.assert_same_bits(again, out)
-        checks.assert_same_bits(lse_again, lse)
+            _, again, lse_again = poisoned.attention(SIMULATOR, case.problem, arch=case.arch)
+        testing.assert_same_bits(again, out)
+        testing.assert_same_bits(lse_again, lse)
 
 
 def without_influence(case: Case) -> None:
@@ -68,7 +68,7 @@ def without_influence(case: Case) -> None:
     q, k, v = case.problem.inputs()
     hidden = [np.where(np.arange(x.shape[-2])[:, None] > 0, x.dtype.type(np.nan), x) for x in (k, v)]
     first, _ = SIMULATOR.attention(q[..., :1, :], *hidden, arch=case.arch, causal=True, align="top-left")
-    checks.assert_same_bits(first, np.ascontiguousarray(v[..., :1, :]))
+    testing.assert_same_bits(first, np.ascontiguousarray(v[..., :1, :]))
 
     out, lse = SIMULATOR.attention(q, k, v, arch=case.arch, **case.problem.options)
     shift = k.shape[-2] - q.shape[-2] if case.problem.align == "bottom-right" else 0
@@ -79,16 +79,18 @@ def without_influence(case: Case) -> None:
             inputs = (q, spoilt, v) if operand is k else (q, k, spoilt)
             unseen = np.arange(q.shape[-2]) + shift < k.shape[-2] + key
             again, lse_again = SIMULATOR.attention(*inputs, arch=case.arch, **case.problem.options)
-            checks.assert_same_bits(again[..., unseen, :], out[..., unseen, :])
-            checks.assert_same_bits(lse_again[..., unseen], lse[..., unseen])
-            checks.assert_within_bounds(case.problem, inputs, again, lse_again)
+            testing.assert_same_bits(again[..., unseen, :], out[..., unseen, :])
+            testing.assert_same_bits(lse_again[..., unseen], lse[..., unseen])
+            testing.assert_attention_within_bound(again, lse_again, *inputs, **case.problem.options)
             if operand is v:  # the other columns do not depend on it
                 other = np.arange(v.shape[-1]) != column % v.shape[-1]
-                checks.assert_same_bits(again[..., other], out[..., other])
+                testing.assert_same_bits(again[..., other], out[..., other])
 
 
 def each_masked_key(case: Case) -> None:
-    checks.assert_nonfinite_values_reach_who_sees_them(SIMULATOR, case.problem, case.arch)
+    testing.check_nonfinite_values_reach_who_sees_them(
+        functools.partial(SIMULATOR.attention, arch=case.arch), case.problem
+    )
 
 
 def nonfinite_in_any_order(case: Case) -> None:
@@ -99,7 +101,7 @@ def nonfinite_in_any_order(case: Case) -> None:
     for seed in range(4):
         with ptxsim.settings(schedule="random", seed=seed):
             again, _ = SIMULATOR.attention(q, k, v, arch=case.arch, **case.problem.options)
-        checks.assert_same_bits(again, out)
+        testing.assert_same_bits(again, out)
 
 
 def independent_of_rescaling(case: Case) -> None:
@@ -110,13 +112,13 @@ def independent_of_rescaling(case: Case) -> None:
     q[:] = 0
     at_rest, _ = SIMULATOR.attention(q, k, v, arch=case.arch, **case.problem.options)
     assert (out[..., ::2, :] != 0).any()
-    checks.assert_same_bits(at_rest[..., ::2, :], out[..., ::2, :])
+    testing.assert_same_bits(at_rest[..., ::2, :], out[..., ::2, :])
 
 
 def unbiased(case: Case) -> None:
-    inputs, out, lse = checks.run_poisoned(SIMULATOR, case.problem, arch=case.arch)
-    exact, _ = checks.assert_within_bounds(case.problem, inputs, out, lse)
-    checks.assert_unbiased(out, exact)
+    inputs, out, lse = poisoned.attention(SIMULATOR, case.problem, arch=case.arch)
+    exact, _ = testing.assert_attention_within_bound(out, lse, *inputs, **case.problem.options)
+    testing.assert_unbiased(out, exact)
 
 
 def no_more_work(case: Case) -> None:
@@ -150,12 +152,12 @@ def far_apart(case: Case) -> None:
     problem = case.problem
     near = problem.inputs()
     expected = SIMULATOR.attention(*near, **problem.options)
-    far = [layouts.spread_out(x) for x in near]
-    out = layouts.spread_out(expected[0])
+    far = [testing.spread_out(x) for x in near]
+    out = testing.spread_out(expected[0])
     out[...] = np.nan
     results = SIMULATOR.attention(*far, out=out, **problem.options)
     for result, value in zip(results, expected, strict=True):
-        checks.assert_same_bits(np.array(result), value)
+        testing.assert_same_bits(np.array(result), value)
 
 
 CAUSAL = {"causal": True, "align": "bottom-right"}
@@ -221,7 +223,7 @@ CASES = [
     Case(within_bounds, Problem("float16", (), (), (), 70, 90, 250, 203, **CAUSAL, seed=13), "sm_75"),
     Case(without_influence, Problem("float16", (), (), (), 70, 140, 144, 203, **CAUSAL, seed=14)),
 ]
-assert all(case.problem.values in (*strategies.FAMILIES, "integers") for case in CASES)
+assert all(case.problem.values in (*testing.FAMILIES, "integers") for case in CASES)
 
 
 def first_failure(original_ptx, tick: Callable[[], None] = lambda: None) -> str | None:

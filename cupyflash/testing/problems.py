@@ -1,38 +1,29 @@
 """Hypothesis strategies for attention problems: they draw structure and a seed, never floats."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from tests import layouts
+from cupyflash.testing import layouts
+from cupyflash.testing.values import FAMILIES, element_type, family
 
 #: Head dimensions are drawn in these compiled sizes, to keep the number of specialisations small.
 COMPILED_HEAD_DIMS = [(16, 16), (64, 64), (32, 16), (16, 80), (64, 48), (128, 128), (144, 32), (256, 256)]
-FAMILIES = [
-    "normal",
-    "heavy-tailed",
-    "peaked",
-    "offset",
-    "duplicates",
-    "subnormal",
-    "rising to tiny values",
-    "one sign",
-    "rising",
-    "cancelling",
-    "underflowing weights",
-    "huge values",
-    "constant",
-]
-#: With values of the family "integers" and this scale, weights are powers of two and every sum is exact.
-EXACT_SCALE = math.log(2)
 SCALES = [None, None, None, 1.0, 0.05, 3.0, 0.0, -0.3, -2.0, 1e-37]
 
 
-@dataclass(frozen=True)
-class Problem:
+class Reproducible:
+    """A dataclass whose ``repr`` names what differs from the defaults, and makes it again when evaluated."""
+
+    def __repr__(self):
+        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionProblem(Reproducible):
     """Everything that determines one call; its arrays are made from the seed."""
 
     dtype: str = "float16"
@@ -82,52 +73,7 @@ class Problem:
         return replace(self, views=("plain",) * 4)
 
 
-def element_type(name):
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
-def family(name, rng, shapes, dtype):
-    """q, k, v in float64 that stress one error term, or one path of the online softmax."""
-    q, k, v = (rng.standard_normal(shape) for shape in shapes)
-    seqlen_k, head_dim = shapes[1][-2:]
-    key_idx = np.arange(seqlen_k)[:, None]
-    if name == "heavy-tailed":  # a few channels and a few entries are large
-        channels = 1 + 20 * (rng.random(head_dim) < 0.05)
-        q, k = q * channels, k * channels
-        v = v * np.exp(rng.standard_normal(v.shape))
-    elif name == "peaked":
-        q = 8 * q
-    elif name == "offset":  # all scores of a row share a large offset
-        k = k + 20 * rng.standard_normal(head_dim)
-    elif name == "duplicates":
-        k, v = (x[..., key_idx[:, 0] // 7, :] for x in (k, v))
-    elif name == "subnormal":
-        v = v * 20 * float(ml_dtypes.finfo(dtype).smallest_subnormal)
-        k = k * 20 * float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    elif name == "one sign":
-        v = np.abs(v) + 0.5
-    elif name.startswith("rising"):  # every tile has a new maximum
-        q, k = np.abs(q), np.abs(k) * (0.1 + key_idx * 3 / max(seqlen_k, 1))
-        if name == "rising to tiny values":
-            v = v * 20 * float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    elif name == "cancelling":
-        sign = np.where(key_idx % 2, -1, 1)
-        k, v = k[..., key_idx[:, 0] // 2, :], sign * v[..., key_idx[:, 0] // 2, :]
-    elif name == "underflowing weights":  # one key leads, all others together matter through large values
-        q, k = np.ones_like(q), np.full_like(k, -17.7 / math.sqrt(head_dim))
-        v = np.full_like(v, 6e4)
-        k[..., :1, :], v[..., :1, :] = 0, 0
-    elif name == "huge values":
-        v = np.sign(v) * float(ml_dtypes.finfo(dtype).max) * rng.random(v.shape)
-    elif name == "constant":
-        v = np.ones_like(v)
-    elif name == "integers":  # scores from -4 to 4
-        q, k, v = np.sign(q), np.rint(k).clip(-1, 1), np.rint(2 * v).clip(-7, 7)
-        q[np.argsort(rng.random(q.shape)).argsort() >= 4] = 0
-    return q, k, v
-
-
-def lengths():
+def seqlens():
     """0 to 200, often beside a multiple of a tile."""
     beside = [n + d for n in (16, 32, 64, 128, 192) for d in (-1, 0, 1)]
     return st.integers(1, 200) | st.sampled_from(beside) | st.sampled_from([0, 1, 2, 8])
@@ -169,18 +115,18 @@ def _broadcast(draw, dims):
 
 
 @st.composite
-def problems(draw, dtypes=("float16", "bfloat16"), families=FAMILIES, scales=SCALES, views=layouts.VIEWS):
+def attention_problems(draw, dtypes=("float16", "bfloat16"), families=FAMILIES, scales=SCALES, views=layouts.VIEWS):
     """Whole problems; they shrink towards one plain query and key of float16."""
     causal = draw(st.booleans())
     leading_q, leading_k, leading_v = draw(leading_dims())
     head_dim, head_dim_v = draw(head_dims())
-    return Problem(
+    return AttentionProblem(
         dtype=draw(st.sampled_from(dtypes)),
         leading_q=leading_q,
         leading_k=leading_k,
         leading_v=leading_v,
-        seqlen_q=draw(lengths()),
-        seqlen_k=draw(lengths()),
+        seqlen_q=draw(seqlens()),
+        seqlen_k=draw(seqlens()),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         causal=causal,

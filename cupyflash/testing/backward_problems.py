@@ -1,0 +1,76 @@
+"""Problems of the backward: a forward problem, and what is given to and taken from the gradients."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cupyflash.testing import layouts
+from cupyflash.testing.problems import AttentionProblem, Reproducible, attention_problems
+from cupyflash.testing.values import DOUT_FAMILIES, dout_family
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionBackwardProblem(Reproducible):
+    """Everything that determines one call of the backward; the forward is run first."""
+
+    forward: AttentionProblem
+    dout_values: str = "normal"
+    with_dlse: bool = False
+    dout_view: str = "plain"
+    grad_views: tuple[str, str, str] = ("plain",) * 3
+    strided_lse: bool = False
+
+    @property
+    def options(self):
+        return self.forward.options
+
+    def arguments(self, attention, **more_options):
+        """Positional and keyword arguments of ``attention_backward``, between NaNs, but for ``grads_out``.
+
+        ``attention`` computes the out and lse that are given to it.
+        """
+        inputs = self.forward.inputs()
+        out, lse = attention(*inputs, return_lse=True, **self.options, **more_options)
+        out = layouts.laid_out(out, self.forward.views[3])
+        rng = np.random.default_rng(self.forward.seed + 1)
+        dout = layouts.laid_out(dout_family(self.dout_values, rng, out.shape).astype(out.dtype), self.dout_view)
+        dlse = rng.standard_normal(lse.shape).astype(lse.dtype) if self.with_dlse else None
+        if self.strided_lse:
+            lse, dlse = (None if x is None else _strided(x) for x in (lse, dlse))
+        return (dout, *inputs, out, lse), {"dlse": dlse, **self.options}
+
+    def plain(self):
+        """The same problem with contiguous arrays."""
+        return replace(
+            self, forward=self.forward.plain(), dout_view="plain", grad_views=("plain",) * 3, strided_lse=False
+        )
+
+    def empty_grads(self):
+        """Places for the gradients in their layouts, filled with NaN and between NaNs."""
+        return tuple(
+            layouts.laid_out(np.full(operand.shape, np.nan, operand.dtype), view)
+            for operand, view in zip(self.forward.inputs(), self.grad_views, strict=True)
+        )
+
+
+def _strided(x):
+    """Every other query of an array of reversed rows, between NaNs."""
+    wide = np.full((*x.shape[:-1], 2 * x.shape[-1] + 1), np.nan, x.dtype)
+    view = wide[..., ::-1][..., 1::2]
+    view[...] = x
+    return view
+
+
+@st.composite
+def attention_backward_problems(draw, **options):
+    views = options.get("views", layouts.VIEWS)
+    out_views = [view for view in views if view in layouts.OUT_VIEWS]
+    return AttentionBackwardProblem(
+        forward=draw(attention_problems(**options)),
+        dout_values=draw(st.sampled_from(DOUT_FAMILIES)),
+        with_dlse=draw(st.booleans()),
+        dout_view=draw(st.sampled_from(views)),
+        grad_views=draw(st.tuples(*[st.sampled_from(out_views)] * 3)),
+        strided_lse=draw(st.booleans()),
+    )

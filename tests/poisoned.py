@@ -1,0 +1,35 @@
+"""Calls whose results are views between NaNs, of which nothing else is written."""
+
+from cupyflash.testing import surroundings
+
+
+def into_views(backend, problem, **more_options):
+    """The backend's attention, but each out is the problem's view and held NaN before; nothing around it is written."""
+
+    def fn(q, k, v, **options):
+        out = problem.empty_out()
+        before = surroundings(out)
+        given, lse = backend.attention(q, k, v, out=out, **options, **more_options)
+        assert given is out
+        assert (surroundings(out) == before).all(), "memory around out was written"
+        return out, lse
+
+    return fn
+
+
+def attention(backend, problem, **more_options):
+    """Inputs, out and lse of such a call."""
+    inputs = problem.inputs()
+    return inputs, *into_views(backend, problem, **more_options)(*inputs, **problem.options)
+
+
+def attention_backward(backend, problem, arch="sm_80"):
+    """Arguments and gradients of a call whose results held NaN before; nothing around them is written."""
+    arguments, options = problem.arguments(into_views(backend, problem.forward, arch=arch))
+    grads_out = problem.empty_grads()
+    before = [surroundings(x) for x in grads_out]
+    gradients = backend.attention_backward(*arguments, grads_out=grads_out, arch=arch, **options)
+    for name, given, target, bits in zip("qkv", gradients, grads_out, before, strict=True):
+        assert given is target
+        assert (surroundings(target) == bits).all(), f"memory around d{name} was written"
+    return arguments, options, gradients
