@@ -23,6 +23,7 @@ experiments: $(STAMP)
 	$(BIN)/python -m experiments.online_softmax
 	$(BIN)/python -m experiments.io_traffic
 	$(BIN)/python -m experiments.io_table
+	$(BIN)/python -m experiments.bound_audit
 	$(BIN)/python -m experiments.memory
 
 lint: $(STAMP)

@@ -32,15 +32,21 @@ _STYLE = {
 }
 
 
-def arguments(description: str, **sizes: list[int]) -> argparse.Namespace:
-    """Parse the command line: lists of sizes with their defaults, and where to write."""
+def arguments(
+    description: str, *, quick: Mapping[str, list[int]] | None = None, **sizes: list[int]
+) -> argparse.Namespace:
+    """Parse the command line: lists of sizes with their defaults, smaller ones for ``--quick``, and where to write."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     for name, default in sizes.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=int, nargs="+", default=default, metavar="N", help=f"default {default}"
         )
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help=f"small sizes instead: {quick}")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"directory to write to, default {RESULTS}")
     args = parser.parse_args()
+    if quick is not None and args.quick:
+        vars(args).update(quick)
     args.results.mkdir(parents=True, exist_ok=True)
     return args
 

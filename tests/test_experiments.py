@@ -5,10 +5,11 @@ import itertools
 import math
 import sys
 
+import numpy as np
 import pytest
 
 import cupyflash
-from experiments import io_table, io_traffic, memory, online_softmax
+from experiments import bound_audit, io_table, io_traffic, memory, online_softmax
 
 PNG = b"\x89PNG"
 
@@ -117,7 +118,42 @@ def test_online_softmax(tmp_path, monkeypatch):
         assert float(table[0]["rescale"]) == 0
 
 
-@pytest.mark.parametrize("module", [io_table, io_traffic, memory, online_softmax])
+def test_bound_audit(tmp_path, monkeypatch):
+    monkeypatch.setattr(bound_audit, "SEQLEN", 48)
+    monkeypatch.setattr(bound_audit, "HEAD_DIM", 16)
+    rows = run(bound_audit, tmp_path, monkeypatch, "--seqlens", "48", "64", "--head-dims", "16")
+    assert [(r["dtype"], r["seqlen_q"], r["seqlen_k"], r["head_dim"], r["result"], r["family"]) for r in rows] == [
+        (dtype, *lengths, "16", result, family)
+        for dtype in bound_audit.DTYPES
+        for many, results in bound_audit.RESULTS.items()
+        for seqlen in (48, 64)
+        for lengths in [("16", str(seqlen)) if many == "keys" else (str(seqlen), "16")]
+        for result in results
+        for family in bound_audit.FAMILIES
+    ]
+    for row in rows:
+        if row["unbounded"] == "1":
+            assert row["largest"] == row["median"] == row["row"] == ""
+        else:
+            assert 0 <= float(row["median"]) <= float(row["largest"]) <= 1
+            assert (row["column"] == "") == (row["result"] == "lse")
+    normal = [float(row["largest"]) for row in rows if row["family"] == "normal" and row["dtype"].endswith("float16")]
+    assert min(normal) > 1e-3  # errors are not compared with themselves
+
+
+def test_bound_audit_finds_the_largest_ratio():
+    exact, bound = np.zeros((2, 3)), np.array([[1.0, 4, np.inf], [2, 0, 1]])
+    found = np.array([[0.5, -3, np.nan], [-1, 0, 0]])
+    assert bound_audit.summary(found, exact, bound) == pytest.approx(
+        {"largest": 0.75, "median": 0.5, "unbounded": 1 / 6, "row": 0, "column": 1}
+    )
+    found[1, 1] = 1e-300
+    assert bound_audit.summary(found, exact, bound)["largest"] == math.inf
+    assert bound_audit.summary(found[0], exact[0], bound[0])["column"] is None
+    assert bound_audit.summary(found, exact, np.full((2, 3), np.inf))["largest"] is None
+
+
+@pytest.mark.parametrize("module", [bound_audit, io_table, io_traffic, memory, online_softmax])
 def test_unknown_options_are_refused(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [module.__name__, "--wrong"])
     with pytest.raises(SystemExit, match="2"):
