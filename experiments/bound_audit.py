@@ -18,8 +18,8 @@ import numpy as np
 from tqdm import tqdm
 
 from cupyflash import attention, attention_backward, bounds, ptxsim, reference
+from cupyflash.testing import FAMILIES, AttentionProblem
 from experiments import record
-from tests.strategies import FAMILIES, element_type, family
 
 ARCH = "sm_80"
 FEW = 16
@@ -49,15 +49,20 @@ class Case:
 
     def inputs(self) -> tuple[np.ndarray, ...]:
         """dout, q, k, v, with a leading dimension of families."""
-        dtype, (seqlen_q, seqlen_k) = element_type(self.dtype), self.seqlens
-        shapes = [(length, self.head_dim) for length in (seqlen_q, seqlen_k, seqlen_k)]
         drawn = []
-        for index, name in enumerate(FAMILIES):
-            rng = np.random.default_rng((index, seqlen_q, seqlen_k, self.head_dim))
-            with np.errstate(over="ignore"):
-                drawn.append([rng.standard_normal(shapes[0]), *family(name, rng, shapes, dtype)])
-        with np.errstate(over="ignore"):
-            return tuple(np.stack(arrays).astype(dtype) for arrays in zip(*drawn, strict=True))
+        for seed, values in enumerate(FAMILIES):
+            q, k, v = AttentionProblem(
+                dtype=self.dtype,
+                seqlen_q=self.seqlens[0],
+                seqlen_k=self.seqlens[1],
+                head_dim=self.head_dim,
+                head_dim_v=self.head_dim,
+                values=values,
+                seed=seed,
+            ).inputs()
+            dout = np.random.default_rng((seed, 1)).standard_normal(q.shape).astype(q.dtype)
+            drawn.append((dout, q, k, v))
+        return tuple(np.stack(arrays) for arrays in zip(*drawn, strict=True))
 
 
 def measure(case: Case) -> list[dict[str, float | str | None]]:
