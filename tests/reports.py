@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash import bounds, reference
-from tests import checks
-from tests.strategies import element_type
+from cupyflash.testing import assert_same_bits, assert_within_bound, element_type
 
 DTYPES = ["float16", "bfloat16"]
 HALF_TYPES = DTYPES[:2]
@@ -46,11 +45,11 @@ def checked(backend, inputs, *, dout=None, dlse=None, out=None, grads_out=None, 
     ):
         assert result.shape == value.shape and (name == "lse" or result.dtype == inputs[0].dtype)
         assert np.isfinite(allowed).all(), f"nothing is claimed of {name}"
-        checks.assert_close(name, result.astype(np.float64), value, allowed)
+        assert_within_bound(result, value, allowed, name=name)
     return results, exact
 
 
 def assert_same(results, expected):
     """Each of two results bit for bit."""
     for result, value in zip(results, expected, strict=True):
-        checks.assert_same_bits(result, value)
+        assert_same_bits(result, value)

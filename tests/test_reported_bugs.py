@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from cupyflash import reference
-from tests import checks
+from cupyflash.testing import assert_same_bits, element_type
 from tests.reports import BOTTOM_RIGHT, DTYPES, HALF_TYPES, TOP_LEFT, assert_same, checked, normal, output_gradient
-from tests.strategies import element_type
 
 MASKS = pytest.mark.parametrize("options", [{}, TOP_LEFT, BOTTOM_RIGHT], ids=["full", "top-left", "bottom-right"])
 all_types = pytest.mark.parametrize("dtype", DTYPES)
@@ -67,7 +66,7 @@ def test_a_row_without_keys_leaves_the_others_alone(backend, dtype):
     results, _ = checked(backend, (q, k, v), dout=dout, **BOTTOM_RIGHT)
     alone, _ = checked(backend, (q[1:], k, v), dout=dout[1:], **BOTTOM_RIGHT)
     for name in "out", "lse", "dq":
-        checks.assert_same_bits(getattr(results, name)[1:], getattr(alone, name))
+        assert_same_bits(getattr(results, name)[1:], getattr(alone, name))
 
 
 @all_types
@@ -81,10 +80,10 @@ def test_a_masked_key_holds_nan_and_infinity(backend, dtype):
     assert not np.isfinite(out[1]).any()
     # The second query sees it, and with it the first key; the first query sees its own key, of weight 1.
     results, _ = checked(backend, (q[:1], k, v), dout=dout[:1], **TOP_LEFT)
-    checks.assert_same_bits(results.dv[0], dout[0])
+    assert_same_bits(results.dv[0], dout[0])
     assert (results.dk[1] == 0).all() and (results.dv[1] == 0).all()
     both = backend.attention_backward(dout, q, k, v, out, lse, **TOP_LEFT)
-    checks.assert_same_bits(both.dq[0], results.dq[0])
+    assert_same_bits(both.dq[0], results.dq[0])
     assert not np.isfinite(both.dq[1].astype(np.float64)).any()
 
 
@@ -154,7 +153,7 @@ def test_decoding_one_query(backend, dtype):
     assert_same(results, full)
     results, _ = checked(backend, inputs, **TOP_LEFT)
     assert (results.out == inputs[2][..., :1, :]).all()
-    checks.assert_same_bits(results.dv[..., :1, :], output_gradient(results.out))
+    assert_same_bits(results.dv[..., :1, :], output_gradient(results.out))
     assert (results.dk[..., 1:, :] == 0).all() and (results.dv[..., 1:, :] == 0).all()
 
 
@@ -197,7 +196,7 @@ def test_six_query_heads(backend, dtype, num_kv_heads):
         kv_head = head // (6 // num_kv_heads)
         alone, _ = checked(backend, (q[:, head], k[:, kv_head], v[:, kv_head]), dout=dout[:, head])
         for name in ("out", "lse", "dq") if num_kv_heads < 6 else alone._fields:
-            checks.assert_same_bits(getattr(results, name)[:, head], getattr(alone, name))
+            assert_same_bits(getattr(results, name)[:, head], getattr(alone, name))
 
 
 @all_types

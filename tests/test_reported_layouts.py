@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import cupyflash
-from tests import checks, layouts, test_launch
+from cupyflash.testing import assert_same_bits, element_type, laid_out, spread_out
+from tests import test_launch
 from tests.reports import BOTTOM_RIGHT, DTYPES, HALF_TYPES, assert_same, checked, normal, output_gradient
-from tests.strategies import element_type
 
 gpu = test_launch.gpu  # a fixture
 all_types = pytest.mark.parametrize("dtype", DTYPES)
@@ -82,7 +82,7 @@ def test_every_element_of_the_results_is_written(backend, dtype):
     """PT#194167: rows of the second sequence stayed as they were."""
     inputs = normal(dtype, (2, 4, 3, 64), (2, 2, 70, 64), (2, 2, 70, 64))
     shapes = inputs[0].shape, *(x.shape for x in inputs)
-    out, *grads = (layouts.laid_out(np.full(shape, np.nan, inputs[0].dtype), "wide rows") for shape in shapes)
+    out, *grads = (laid_out(np.full(shape, np.nan, inputs[0].dtype), "wide rows") for shape in shapes)
     results, _ = checked(backend, inputs, out=out, grads_out=grads)
     assert results.out is out and all(given is made for given, made in zip(grads, results[2:], strict=True))
 
@@ -106,8 +106,8 @@ def test_out_and_its_gradient_need_not_lie_alike(backend, dtype):
     dout = output_gradient(expected.out)
     concatenated = np.concatenate([dout, np.full_like(dout, np.nan)], axis=1)[:, :3]
     for out_view in "rows before heads", "columns first":
-        out = layouts.laid_out(np.full_like(expected.out, np.nan), out_view)
-        for other in concatenated, layouts.laid_out(dout, "rows before heads"), layouts.laid_out(dout, "reversed axes"):
+        out = laid_out(np.full_like(expected.out, np.nan), out_view)
+        for other in concatenated, laid_out(dout, "rows before heads"), laid_out(dout, "reversed axes"):
             assert_same(checked(backend, inputs, dout=other, out=out)[0], expected)
 
 
@@ -153,8 +153,8 @@ def test_strides_beyond_31_bits(backend, dtype):
         pytest.skip("a terabyte of address space costs nothing in the simulator only")
     near = normal(dtype, (2, 20, 16), (2, 20, 16), (2, 20, 16))
     expected, _ = checked(backend, near)
-    dout, *far = (layouts.spread_out(x) for x in (output_gradient(expected.out), *near))
-    out, *grads = (layouts.spread_out(np.full_like(x, np.nan)) for x in (expected.out, *near))
+    dout, *far = (spread_out(x) for x in (output_gradient(expected.out), *near))
+    out, *grads = (spread_out(np.full_like(x, np.nan)) for x in (expected.out, *near))
     results = backend.attention(*far, out=out)
     assert_same([np.array(x) for x in results], expected[:2])
     gradients = backend.attention_backward(dout, *far, *results, grads_out=grads)
@@ -169,9 +169,9 @@ def test_a_step_along_the_keys_beyond_31_bits(backend, dtype):
     if not backend.simulated:
         pytest.skip("a terabyte of address space costs nothing in the simulator only")
     near = normal(dtype, (3, 9, 16), (3, 20, 16), (3, 20, 16))
-    far = [near[0], *(layouts.spread_out(x.swapaxes(0, 1)).swapaxes(0, 1) for x in near[1:])]
+    far = [near[0], *(spread_out(x.swapaxes(0, 1)).swapaxes(0, 1) for x in near[1:])]
     expected, _ = checked(backend, near)
     results = backend.attention(*far)
-    checks.assert_same_bits(results[0], expected.out)
+    assert_same_bits(results[0], expected.out)
     gradients = backend.attention_backward(output_gradient(expected.out), *far, *results)
     assert_same(gradients, expected[2:])
