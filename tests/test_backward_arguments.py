@@ -13,8 +13,11 @@ from cupyflash._problem import HALF_TYPES
 from tests import test_launch
 from tests.test_config import ARCHITECTURES, HEAD_DIMS, problem
 from tests.test_launch import offsets
+from tests.test_problem import fake_cupy
 
 gpu = test_launch.gpu  # a fixture
+taken = pytest.mark.parametrize("dtype", [np.float16])
+dtypes = pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 
 
 def arguments(dtype=np.float16, **changes):
@@ -32,81 +35,159 @@ def arguments(dtype=np.float16, **changes):
     return {**made, "lse": rng.standard_normal((2, 4, 9)).astype(lse_dtype), **changes}
 
 
-def refuses(error, match, **changes):
+def refuses(error, match, dtype=np.float16, **changes):
     with pytest.raises(error, match=match):
-        backward_problem(**arguments(**changes), dtypes=HALF_TYPES)
+        backward_problem(**arguments(dtype, **changes))
 
 
+@dtypes
 @pytest.mark.parametrize("name", ["dout", "out"])
-def test_matrices_that_do_not_belong_to_the_inputs(name):
-    right = arguments()[name]
-    refuses(ValueError, rf"{name}: shape \(2, 4, 8, 8\), expected \(2, 4, 9, 8\)", **{name: right[..., :8, :]})
-    refuses(ValueError, rf"{name}: shape \(4, 9, 8\), expected \(2, 4, 9, 8\)", **{name: right[0]})
-    refuses(TypeError, rf"{name}: dtype <f4, expected float16", **{name: right.astype(np.float32)})
-    refuses(TypeError, rf"{name}: dtype bfloat16, expected float16", **{name: right.astype(ml_dtypes.bfloat16)})
-    refuses(TypeError, rf"{name}: dtype >f2, expected float16", **{name: right.astype(">f2")})
-    refuses(TypeError, rf"{name}: expected a numpy.ndarray .* not float", **{name: 1.0})
-    odd = np.zeros(right.nbytes + 1, np.uint8)[1:].view(np.float16).reshape(right.shape)
-    refuses(ValueError, rf"{name}: its elements do not lie at multiples of their 2 bytes", **{name: odd})
+def test_matrices_that_do_not_belong_to_the_inputs(name, dtype):
+    right = arguments(dtype)[name]
+    refuses(ValueError, rf"{name}: shape \(2, 4, 8, 8\), expected \(2, 4, 9, 8\)", dtype, **{name: right[..., :8, :]})
+    refuses(ValueError, rf"{name}: shape \(4, 9, 8\), expected \(2, 4, 9, 8\)", dtype, **{name: right[0]})
+    foreign = right.dtype.newbyteorder()
+    for other in {np.float16, np.float32, np.float64, foreign} - {dtype}:
+        given = np.dtype(other).str
+        refuses(TypeError, rf"{name}: dtype {given}, expected {right.dtype}", dtype, **{name: right.astype(other)})
+    bfloat16 = right.astype(ml_dtypes.bfloat16)
+    refuses(TypeError, rf"{name}: dtype bfloat16, expected {right.dtype}", dtype, **{name: bfloat16})
+    refuses(TypeError, rf"{name}: expected a numpy.ndarray .* not float", dtype, **{name: 1.0})
+    odd = np.zeros(right.nbytes + 1, np.uint8)[1:].view(dtype).reshape(right.shape)
+    size = right.itemsize
+    refuses(ValueError, rf"{name}: its elements do not lie at multiples of their {size} bytes", dtype, **{name: odd})
 
 
+@dtypes
 @pytest.mark.parametrize("name", ["lse", "dlse"])
-def test_row_values_that_do_not_belong_to_the_inputs(name):
-    right = arguments()["lse"]
-    refuses(ValueError, rf"{name}: shape \(2, 4, 9, 1\), expected \(2, 4, 9\)", **{name: right[..., None]})
-    refuses(TypeError, rf"{name}: dtype <f8, expected float32", **{name: right.astype(np.float64)})
-    refuses(TypeError, rf"{name}: dtype <f2, expected float32", **{name: right.astype(np.float16)})
-    refuses(TypeError, rf"{name}: expected a numpy.ndarray .* not list", **{name: [0.0]})
-    double = arguments(np.float64)
-    assert backward_problem(**double)[0].lse_dtype == np.float64
-    with pytest.raises(TypeError, match="lse: dtype <f4, expected float64"):
-        backward_problem(**{**double, "lse": right})
+def test_row_values_that_do_not_belong_to_the_inputs(name, dtype):
+    right = arguments(dtype)["lse"]
+    expected = right.dtype
+    assert backward_problem(**arguments(dtype, dlse=right))[0].lse_dtype == expected
+    refuses(ValueError, rf"{name}: shape \(2, 4, 9, 1\), expected \(2, 4, 9\)", dtype, **{name: right[..., None]})
+    for other in {np.float16, np.float32, np.float64} - {expected.type}:
+        given = np.dtype(other).str
+        refuses(TypeError, rf"{name}: dtype {given}, expected {expected}", dtype, **{name: right.astype(other)})
+    refuses(TypeError, rf"{name}: expected a numpy.ndarray .* not list", dtype, **{name: [0.0]})
+    odd = np.zeros(right.nbytes + 1, np.uint8)[1:].view(expected).reshape(right.shape)
+    refuses(ValueError, rf"{name}: its elements do not lie at multiples", dtype, **{name: odd})
+
+
+def test_out_and_lse_of_another_dtype_of_inputs():
+    """What attention returned for the same values in float32 does not belong to float64 inputs, nor the other way."""
+    double, single = arguments(np.float64), arguments(np.float32)
+    refuses(TypeError, "out: dtype <f4, expected float64", np.float64, out=single["out"])
+    refuses(TypeError, "lse: dtype <f4, expected float64", np.float64, lse=single["lse"])
+    refuses(TypeError, "out: dtype <f8, expected float32", np.float32, out=double["out"], lse=double["lse"])
+    refuses(TypeError, "lse: dtype <f8, expected float32", np.float32, lse=double["lse"])
+
+
+@dtypes
+@pytest.mark.parametrize("name", ["dout", "out", "lse", "dlse", "dq"])
+def test_arrays_of_another_kind_or_device(name, dtype):
+    made = arguments(dtype)
+    made["dlse"], made["dq"] = made["lse"], made["q"]
+
+    def call(other):
+        on_device = {argument: fake_cupy(*x.shape, dtype=x.dtype) for argument, x in made.items()} | {name: other}
+        dq = on_device.pop("dq")
+        on_device["grads_out"] = (dq, None, None) if name == "dq" else None
+        backward_problem(**on_device)
+
+    right = made[name]
+    elsewhere = {"dtype": right.dtype, "address": 0x7E0000000000}
+    call(fake_cupy(*right.shape, **elsewhere))
+    with pytest.raises(TypeError, match=f"{name}: numpy array, but q is a cupy array; one call takes one kind"):
+        call(right)
+    with pytest.raises(ValueError, match=f"{name}: on device 1, but q is on device 0"):
+        call(fake_cupy(*right.shape, **elsewhere, device_id=1))
 
 
 def test_the_forward_arguments_are_checked_too():
     refuses(ValueError, "align: a causal mask with seqlen_q 9 and seqlen_k 7 needs", causal=True)
     refuses(ValueError, "softmax_scale: nan is not finite", softmax_scale=float("nan"))
+    refuses(TypeError, "k: dtype float64, but q has float32", np.float32, k=arguments(np.float64)["k"])
     single = arguments(np.float32)
     with pytest.raises(TypeError, match="q: dtype float32 is not one of float16, bfloat16"):
         backward_problem(**single, dtypes=HALF_TYPES)
 
 
-def test_grads_out_that_do_not_fit():
-    made = arguments()
+@dtypes
+def test_grads_out_that_do_not_fit(dtype):
+    made = arguments(dtype)
     dq, dk, dv = (np.zeros_like(made[name]) for name in "qkv")
     backward_problem(**made, grads_out=(dq, dk, dv))
     backward_problem(**made, grads_out=[None, dk.swapaxes(-1, -2).copy().swapaxes(-1, -2), None])
-    refuses(TypeError, r"grads_out: expected \(dq, dk, dv\), each an array or None, not 2 items", grads_out=(dq, dk))
-    refuses(TypeError, r"grads_out: expected \(dq, dk, dv\), .* not ndarray", grads_out=dq)
-    refuses(ValueError, r"dk: shape \(2, 4, 9, 16\), expected \(2, 2, 7, 16\)", grads_out=(None, dq, None))
-    refuses(TypeError, "dv: dtype <f4, expected float16", grads_out=(None, None, dv.astype(np.float32)))
-    refuses(TypeError, "dq: expected a numpy.ndarray", grads_out=(1, None, None))
-    refuses(
-        ValueError,
-        "dv: elements overlap",
-        grads_out=(None, None, np.lib.stride_tricks.as_strided(dv, strides=(0,) * 3)),
-    )
+
+    def grads_refused(error, match, grads_out):
+        refuses(error, match, dtype, grads_out=grads_out)
+
+    grads_refused(TypeError, r"grads_out: expected \(dq, dk, dv\), each an array or None, not 2 items", (dq, dk))
+    grads_refused(TypeError, r"grads_out: expected \(dq, dk, dv\), .* not ndarray", dq)
+    grads_refused(ValueError, r"dk: shape \(2, 4, 9, 16\), expected \(2, 2, 7, 16\)", (None, dq, None))
+    for other in {np.float16, np.float32, np.float64} - {dtype}:
+        match = f"dv: dtype {np.dtype(other).str}, expected {dv.dtype}"
+        grads_refused(TypeError, match, (None, None, dv.astype(other)))
+    grads_refused(TypeError, "dq: expected a numpy.ndarray", (1, None, None))
+    overlapping = np.lib.stride_tricks.as_strided(dv, strides=(0,) * 3)
+    grads_refused(ValueError, "dv: elements overlap", (None, None, overlapping))
     dv.flags.writeable = False
-    refuses(ValueError, "dv: is read-only", grads_out=(None, None, dv))
+    grads_refused(ValueError, "dv: is read-only", (None, None, dv))
 
 
+@dtypes
 @pytest.mark.parametrize("name", ["dout", "q", "k", "v", "out", "lse", "dlse"])
-def test_grads_out_that_overlap_an_input(name):
-    made = arguments(dlse=np.zeros((2, 4, 9), np.float32))
-    memory = np.zeros(2 * 4 * 9 * 16 + 8, np.float16)
+def test_grads_out_that_overlap_an_input(name, dtype):
+    made = arguments(dtype)
+    made["dlse"] = np.zeros_like(made["lse"])
+    memory = np.zeros(2 * 4 * 9 * 16 + 8, dtype)
     dq = memory[: 2 * 4 * 9 * 16].reshape(2, 4, 9, 16)
     shared = memory.view(made[name].dtype)[: made[name].size].reshape(made[name].shape)
     with pytest.raises(ValueError, match=f"dq: overlaps {name} in memory"):
         backward_problem(**{**made, name: shared}, grads_out=(dq, None, None))
 
 
-def test_grads_out_that_overlap_each_other():
-    q = np.ones((5, 8), np.float16)
-    lse = np.zeros(5, np.float32)
-    memory = np.zeros((2, 5, 8), np.float16)
+@dtypes
+def test_grads_out_that_overlap_each_other(dtype):
+    q = np.ones((5, 8), dtype)
+    lse = np.zeros(5, arguments(dtype)["lse"].dtype)
+    memory = np.zeros((2, 5, 8), dtype)
     backward_problem(q, q, q, q, q, lse, grads_out=(memory[0], memory[1], None))
     with pytest.raises(ValueError, match="dv: overlaps dk in memory"):
         backward_problem(q, q, q, q, q, lse, grads_out=(None, memory[1], memory[1, ::-1]))
+
+
+@taken
+def test_a_refused_call_launches_nothing(gpu, dtype):
+    lse_dtype = arguments(dtype)["lse"].dtype
+    q, lse = gpu.array((4, 8), dtype), gpu.array((4,), lse_dtype)
+    other = gpu.array((4,), np.float32 if dtype == np.float64 else np.float64)
+    for error, changes in (
+        (TypeError, {"lse": other}),
+        (TypeError, {"dlse": other}),
+        (ValueError, {"out": gpu.array((5, 8), dtype)}),
+        (ValueError, {"grads_out": (q, None, None)}),
+    ):
+        with pytest.raises(error):
+            cupyflash.attention_backward(**{**dict(dout=q, q=q, k=q, v=q, out=q, lse=lse), **changes})
+    with pytest.raises(TypeError, match=r"grads_out: expected \(dq, dk, dv\)"):
+        cupyflash.attention_backward(q, q, q, q, q, lse, grads_out=())
+    assert not gpu.launches and not gpu.modules
+
+
+@taken
+def test_a_pullback_checks_what_it_is_given(dtype):
+    q, k, v = (x.astype(dtype) for x in np.random.default_rng(0).standard_normal((3, 4, 8)))
+    (out, lse), pullback = cupyflash.attention_vjp(q, k, v, return_lse=True)
+    wrong = np.float32 if dtype == np.float64 else np.float64
+    with pytest.raises(TypeError, match=f"dout: dtype {np.dtype(wrong).str}, expected {out.dtype}"):
+        pullback(out.astype(wrong))
+    with pytest.raises(ValueError, match=r"dout: shape \(4, 7\), expected \(4, 8\)"):
+        pullback(out[:, :7])
+    with pytest.raises(TypeError, match=f"dlse: dtype {np.dtype(wrong).str}, expected {lse.dtype}"):
+        pullback(out, lse.astype(wrong))
+    with pytest.raises(ValueError, match=r"dlse: shape \(3,\), expected \(4,\)"):
+        pullback(out, dlse=lse[:3])
 
 
 def test_gradients_unpack_in_order():
