@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from cupyflash._config import (
     ELEMENT,
+    LINE_BYTES,
     WARP_SIZE,
     KernelConfig,
+    Tile,
     ceil_div,
     compute_capability,
     grid_of,
     one_thread_each,
     round_up,
 )
-from cupyflash._problem import Problem
+from cupyflash._problem import HALF_TYPES, Problem
 
 ROWS_PER_BLOCK = 4  # of flash_bwd_delta: one warp each
-MAX_ACCUMULATOR_COLUMNS = 256  # of dk and dv together, in one block's registers
+MAX_ACCUMULATOR_COLUMNS = 256  # of dk and dv together, in one block's registers; tensor cores
+MAX_ACCUMULATOR_ROW_BYTES = 512  # of dk or dv, where both are in one block's registers; fused multiply-adds
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,42 @@ def flash_bwd_dq_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTile
     return BackwardTile(128, 32, 4, 1) if head_dim <= 128 else BackwardTile(64, 16, 4, 2)
 
 
+def flash_bwd_dkdv_fma_tile(dtype: np.dtype, head_dim: int, head_dim_v: int, arch: str) -> Tile:
+    """Tile sizes of ``flash_bwd_dkdv_fma``, whose block owns ``block_n`` keys."""
+    row_bytes = max(head_dim, head_dim_v) * dtype.itemsize
+    turing = compute_capability(arch) < 80
+    if row_bytes <= 256:
+        return Tile(64, 64, 4)
+    if row_bytes <= 512:
+        return Tile(32, 32, 4) if turing else Tile(64, 32, 4)
+    if row_bytes <= 1024:
+        return Tile(16, 16, 4) if turing else Tile(32, 16, 4)
+    return Tile(16, 4, 2) if turing else Tile(16, 8, 4)
+
+
+def flash_bwd_dq_fma_tile(dtype: np.dtype, head_dim: int, head_dim_v: int, arch: str) -> Tile:
+    """Tile sizes of ``flash_bwd_dq_fma``: those of the kernel for keys, with the roles exchanged."""
+    tile = flash_bwd_dkdv_fma_tile(dtype, head_dim, head_dim_v, arch)
+    return Tile(block_m=tile.block_n, block_n=tile.block_m, num_warps=tile.num_warps)
+
+
 def one_pass_for_keys_and_values(problem: Problem) -> bool:
     """Whether a block's registers hold the accumulators of dk and of dv."""
-    return round_up(problem.head_dim, 16) + round_up(problem.head_dim_v, 16) <= MAX_ACCUMULATOR_COLUMNS
+    if problem.dtype in HALF_TYPES:
+        return round_up(problem.head_dim, 16) + round_up(problem.head_dim_v, 16) <= MAX_ACCUMULATOR_COLUMNS
+    return max(problem.head_dim, problem.head_dim_v) * problem.dtype.itemsize <= MAX_ACCUMULATOR_ROW_BYTES
+
+
+def dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: bool, with_dvalue: bool) -> KernelConfig:
+    """The kernel for the problem's dtype that owns keys of one of ``num_owners`` matrices of dk, dv or both."""
+    kernel = flash_bwd_dkdv if problem.dtype in HALF_TYPES else flash_bwd_dkdv_fma
+    return kernel(problem, arch, num_owners, with_dkey=with_dkey, with_dvalue=with_dvalue)
+
+
+def dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
+    """The kernel for the problem's dtype that owns queries of one of ``num_owners`` matrices of dq."""
+    kernel = flash_bwd_dq if problem.dtype in HALF_TYPES else flash_bwd_dq_fma
+    return kernel(problem, arch, num_owners)
 
 
 def flash_bwd_delta(problem: Problem) -> KernelConfig:
@@ -63,7 +101,7 @@ def flash_bwd_delta(problem: Problem) -> KernelConfig:
 
 
 def flash_bwd_dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: bool, with_dvalue: bool) -> KernelConfig:
-    """The kernel that owns a tile of keys of one of ``num_owners`` matrices of dk, dv or both."""
+    """The tensor-core kernel of dk and dv."""
     tile = flash_bwd_dkdv_tile(problem.head_dim, problem.head_dim_v, arch)
     row = _row_elements(problem)
     stage_bytes = 2 * tile.block_m * row + 8 * tile.block_m  # queries and dout; lse and delta
@@ -78,7 +116,7 @@ def flash_bwd_dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: b
 
 
 def flash_bwd_dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
-    """The kernel that owns a tile of queries of one of ``num_owners`` matrices of dq."""
+    """The tensor-core kernel of dq."""
     tile = flash_bwd_dq_tile(problem.head_dim, problem.head_dim_v, arch)
     return KernelConfig(
         file="flash_bwd_dq",
@@ -87,6 +125,39 @@ def flash_bwd_dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * num_owners),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=2 * (tile.block_m + tile.num_stages * tile.block_n) * _row_elements(problem),
+    )
+
+
+def flash_bwd_dkdv_fma(
+    problem: Problem, arch: str, num_owners: int, *, with_dkey: bool, with_dvalue: bool
+) -> KernelConfig:
+    """The kernel of dk and dv for float32 and float64."""
+    tile = flash_bwd_dkdv_fma_tile(problem.dtype, problem.head_dim, problem.head_dim_v, arch)
+    row_q, row_v, row_weights = _row_bytes(problem, problem.head_dim, problem.head_dim_v, tile.block_m)
+    owned = row_q + row_v if with_dkey else row_q
+    return KernelConfig(
+        file="flash_bwd_dkdv_fma",
+        name="flash_bwd_dkdv_fma",
+        defines={**_fma_defines(problem, tile), "WITH_DKEY": int(with_dkey), "WITH_DVALUE": int(with_dvalue)},
+        grid=grid_of(ceil_div(problem.seqlen_k, tile.block_n) * num_owners),
+        block=tile.num_warps * WARP_SIZE,
+        # The queries and their dout take turns in one place.
+        shared_bytes=tile.block_n * (owned + row_weights) + tile.block_m * max(row_q, row_v),
+    )
+
+
+def flash_bwd_dq_fma(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
+    """The kernel of dq for float32 and float64."""
+    tile = flash_bwd_dq_fma_tile(problem.dtype, problem.head_dim, problem.head_dim_v, arch)
+    row_q, row_v, row_dscores = _row_bytes(problem, problem.head_dim, problem.head_dim_v, tile.block_n)
+    return KernelConfig(
+        file="flash_bwd_dq_fma",
+        name="flash_bwd_dq_fma",
+        defines=_fma_defines(problem, tile),
+        grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * num_owners),
+        block=tile.num_warps * WARP_SIZE,
+        # The values and the keys take turns in one place.
+        shared_bytes=tile.block_m * (row_q + row_v + row_dscores) + tile.block_n * max(row_q, row_v),
     )
 
 
@@ -119,3 +190,21 @@ def _defines(problem: Problem, tile: BackwardTile) -> dict[str, int | str]:
 def _row_elements(problem: Problem) -> int:
     """Of a row of q or k and one of v or dout in shared tiles, whose rows are whole 128-byte lines."""
     return round_up(problem.head_dim, 64) + round_up(problem.head_dim_v, 64)
+
+
+def _fma_defines(problem: Problem, tile: Tile) -> dict[str, int | str]:
+    line = LINE_BYTES // problem.dtype.itemsize
+    return {
+        "ELEMENT": ELEMENT[problem.dtype],
+        "HEAD_DIM": round_up(problem.head_dim, line),
+        "HEAD_DIM_V": round_up(problem.head_dim_v, line),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "NUM_WARPS": tile.num_warps,
+        "CAUSAL": int(problem.causal),
+    }
+
+
+def _row_bytes(problem: Problem, *columns: int) -> tuple[int, ...]:
+    """Of rows in shared tiles, which are whole lines."""
+    return tuple(round_up(n * problem.dtype.itemsize, LINE_BYTES) for n in columns)

@@ -79,24 +79,29 @@ STRIDED_COPY = np.dtype(
 )
 
 
-def _flash_bwd_params(*gradients: str) -> np.dtype:
+def _flash_bwd_params(gradients: tuple[str, ...], lse: str, *scales: tuple[str, Any]) -> np.dtype:
     sizes = ("num_reduced", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
-    operands = ("query", "key", "value", "dout", *gradients, "lse_log2", "delta")
+    operands = ("query", "key", "value", "dout", *gradients, lse, "delta")
     return np.dtype(
         [
             *((name, SUMMED_OPERAND) for name in operands),
             ("owner", BATCH_SHAPE),
             ("reduced", BATCH_SHAPE),
             *((name, np.int32) for name in sizes),
-            ("scale_log2", np.float32),
-            ("scale", np.float32),
+            *scales,
         ],
         align=True,
     )
 
 
-FLASH_BWD_DKDV = _flash_bwd_params("dkey", "dvalue")
-FLASH_BWD_DQ = _flash_bwd_params("dquery")
+_HALF_SCALES = (("scale_log2", np.float32), ("scale", np.float32))
+FLASH_BWD_DKDV = _flash_bwd_params(("dkey", "dvalue"), "lse_log2", *_HALF_SCALES)
+FLASH_BWD_DQ = _flash_bwd_params(("dquery",), "lse_log2", *_HALF_SCALES)
+
+
+def flash_bwd_fma_params(dtype: np.dtype, *gradients: str) -> np.dtype:
+    """Parameters of ``flash_bwd_dkdv_fma`` and ``flash_bwd_dq_fma``: lse as it is, the scale in the elements' dtype."""
+    return _flash_bwd_params(gradients, "lse", ("scale", dtype))
 
 
 def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:

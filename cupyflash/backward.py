@@ -8,7 +8,7 @@ from typing import Any
 from cupyflash import _backward_config, _config, _launch, _packing
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
-from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, attention_problem, merge_batch_dims
+from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, merge_batch_dims
 from cupyflash._summation import Summation, summation, summed_dims
 from cupyflash.attention import attention
 
@@ -41,7 +41,7 @@ def attention_backward(
     out, lse : array
         What it returned for them, with ``return_lse``.
     dlse : array, optional
-        Gradient with respect to lse: its shape, float32.
+        Gradient with respect to lse: its shape and dtype.
     grads_out : (dq, dk, dv), optional
         Where to write the gradients, each an array or None: its operand's shape and dtype, any strides, no overlap
         with an input or with each other.
@@ -74,7 +74,7 @@ def attention_backward(
     """
     problem, grads_out = backward_problem(
         dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
-        grads_out=grads_out, dtypes=HALF_TYPES,
+        grads_out=grads_out,
     )  # fmt: skip
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
@@ -109,7 +109,6 @@ def attention_vjp(
     True
     """
     options = {"softmax_scale": softmax_scale, "causal": causal, "align": align}
-    attention_problem(q, k, v, **options, dtypes=HALF_TYPES)  # what the pullback will ask for
     out, lse = attention(q, k, v, return_lse=True, **options)
 
     def pullback(dout, dlse=None) -> Gradients:
@@ -123,6 +122,7 @@ class _Backward:
 
     def __init__(self, problem: Problem, device: Simulator | Gpu):
         self.problem, self.device = problem, device
+        self.half = problem.dtype in HALF_TYPES
         self.before: list[Launch] = []
         self.after: list[Launch] = []
         self.arrays: dict[str, Any] = {}
@@ -136,10 +136,11 @@ class _Backward:
         self._add("value", v, problem.v, problem.seqlen_k, head_dim_v)
         self._add("dout", dout, problem.layout(dout), problem.seqlen_q, head_dim_v)
         self._add("out", out, problem.layout(out), problem.seqlen_q, head_dim_v)
-        for name in "delta", "lse_log2":
-            self.arrays[name] = self.device.empty(problem.lse_shape, problem.lse_dtype)
-            self.layouts[name] = problem.layout(self.arrays[name][..., None])
-        kernels = [self._delta(lse, dlse)]
+        self._add_rows("lse", lse)
+        self._add_rows("dlse", dlse)
+        for name in ("delta", "lse_log2") if self.half else ("delta",):
+            self._add_rows(name, self.device.empty(problem.lse_shape, problem.lse_dtype))
+        kernels = [self._delta()]
 
         # What has no elements needs no kernel, and its strides say nothing.
         key_side = {}
@@ -167,12 +168,16 @@ class _Backward:
         )
         (self.after if is_result else self.before).extend(copies)
 
-    def _delta(self, lse, dlse) -> Launch:
-        problem, names = self.problem, ("out", "dout")
-        rows = {name: self.arrays[name] for name in ("delta", "lse_log2")}
-        for name, array in ("lse", lse), ("dlse", dlse):
-            rows[name], copies = _packing.contiguous_rows(self.device, problem, array)
+    def _add_rows(self, name: str, array) -> None:
+        """One value per query, or None."""
+        if array is not None:
+            self.arrays[name], copies = _packing.contiguous_rows(self.device, self.problem, array)
+            self.layouts[name] = self.problem.layout(self.arrays[name][..., None])
             self.before += copies
+
+    def _delta(self) -> Launch:
+        problem, names = self.problem, ("out", "dout")
+        rows = {name: self.arrays.get(name) for name in ("lse", "dlse", "delta", "lse_log2")}
         sizes, strides = merge_batch_dims(problem.batch_shape, *(self.layouts[name].batch_strides for name in names))
         params = _launch.pack(
             _launch.FLASH_BWD_DELTA,
@@ -195,20 +200,25 @@ class _Backward:
 
     def _dq(self) -> Launch:
         terms = self._terms("dquery")
-        config = _backward_config.flash_bwd_dq(self.problem, self.device.arch, terms.num_owners)
-        return self._launch(config, _launch.FLASH_BWD_DQ, terms)
+        config = _backward_config.dq(self.problem, self.device.arch, terms.num_owners)
+        params = _launch.FLASH_BWD_DQ if self.half else _launch.flash_bwd_fma_params(self.problem.dtype, "dquery")
+        return self._launch(config, params, terms)
 
     def _dkdv(self, *gradients: str) -> Launch:
         terms = self._terms(*gradients)
-        config = _backward_config.flash_bwd_dkdv(
+        config = _backward_config.dkdv(
             self.problem, self.device.arch, terms.num_owners,
             with_dkey="dkey" in gradients, with_dvalue="dvalue" in gradients,
         )  # fmt: skip
-        return self._launch(config, _launch.FLASH_BWD_DKDV, terms)
+        params = (
+            _launch.FLASH_BWD_DKDV if self.half
+            else _launch.flash_bwd_fma_params(self.problem.dtype, "dkey", "dvalue")
+        )  # fmt: skip
+        return self._launch(config, params, terms)
 
     def _terms(self, *gradients: str) -> Summation:
         """What gradients that are summed over the same dimensions are made of."""
-        names = ("query", "key", "value", "dout", "lse_log2", "delta", *gradients)
+        names = ("query", "key", "value", "dout", "lse_log2" if self.half else "lse", "delta", *gradients)
         layouts = {name: self.layouts[name] for name in names}
         return summation(self.problem.batch_shape, layouts[gradients[0]], layouts)
 
@@ -232,7 +242,7 @@ class _Backward:
             head_dim=problem.head_dim,
             head_dim_v=problem.head_dim_v,
             causal_shift=problem.causal_shift,
-            scale_log2=problem.softmax_scale * LOG2_E,
+            **({"scale_log2": problem.softmax_scale * LOG2_E} if self.half else {}),
             scale=problem.softmax_scale,
         )
         return Launch(config, params, tuple(self.arrays[name] for name in operands))

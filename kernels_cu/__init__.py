@@ -16,13 +16,17 @@ CATALOGUE = {
     "`dquery`, `dkey` and `dvalue`",
     "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
     "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
-    "flash_bwd_delta": "delta = rowsum(dout * out) - dlse, and lse in base 2, for the next two; ELEMENT; "
+    "flash_bwd_delta": "delta = rowsum(dout * out) - dlse, and for the next two lse in base 2; ELEMENT; "
     "one warp per query",
     "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, NUM_STAGES, WITH_DKEY, WITH_DVALUE; "
     "one block per BLOCK_N keys of one key head",
     "flash_bwd_dq": "dq on tensor cores; constants of flash_fwd, NUM_STAGES; one block per BLOCK_M queries of one head",
     "flash_fwd_fma": "attention, forward, by fused multiply-adds (float32, float64); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
     "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL; one block per BLOCK_M queries of one head",
+    "flash_bwd_dkdv_fma": "dk, dv by fused multiply-adds; constants of flash_fwd_fma, WITH_DKEY, WITH_DVALUE; "
+    "one block per BLOCK_N keys of one key head",
+    "flash_bwd_dq_fma": "dq by fused multiply-adds; constants of flash_fwd_fma; "
+    "one block per BLOCK_M queries of one head",
     "strided_copy": "one array into another of the same shape and any strides; ELEMENT_BYTES; one thread per element",
 }
 

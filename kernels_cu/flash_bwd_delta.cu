@@ -1,4 +1,5 @@
-// What both backward kernels need of each query: delta = rowsum(dO * O) - dlse, and lse in base 2.
+// What the backward kernels need of each query: delta = rowsum(dO * O) - dlse, and for those on tensor cores lse
+// in base 2.
 //
 // dS = P * (dP - delta), where dP = dO V^T: rowsum(dO * O) is sum_j P_j dP_j without the scores (Dao et
 // al. 2022, section 3.1), and a gradient with respect to lse adds P * dlse. One warp per query.
@@ -8,12 +9,15 @@
 #include "ptx.cuh"
 #include "element.cuh"
 
+using Bits = Element<ELEMENT>::Bits;
+using Compute = Element<ELEMENT>::Compute;
+
 struct Params {
-    Operand<const uint16_t> out, dout;
-    const float* lse;     // (batch, seqlen_q), as are all that follow
-    const float* dlse;    // null where there is none
-    float* delta;
-    float* lse_log2;      // lse log2(e); +inf for a query that saw no key, so that its weights become 0
+    Operand<const Bits> out, dout;
+    const Compute* lse;    // (batch, seqlen_q), as are all that follow
+    const Compute* dlse;   // null where there is none
+    Compute* delta;
+    Compute* lse_log2;     // lse log2(e); +inf for a query that saw no key, so that its weights become 0; or null
     BatchShape batch;
     int num_batches, seqlen_q, head_dim_v;
 };
@@ -24,16 +28,16 @@ extern "C" __global__ void flash_bwd_delta(const __grid_constant__ Params params
     if (query >= int64_t(params.num_batches) * params.seqlen_q) return;
     const int batch = int(query / params.seqlen_q), row = int(query % params.seqlen_q);
 
-    const uint16_t* out = params.out.matrix(params.batch, batch) + row * params.out.row_stride;
-    const uint16_t* dout = params.dout.matrix(params.batch, batch) + row * params.dout.row_stride;
-    float delta = 0.0f;
+    const Bits* out = params.out.matrix(params.batch, batch) + row * params.out.row_stride;
+    const Bits* dout = params.dout.matrix(params.batch, batch) + row * params.dout.row_stride;
+    Compute delta = 0;
     for (int d = lane; d < params.head_dim_v; d += WARP_SIZE)
-        delta = __fmaf_rn(Element<ELEMENT>::load(out[d]), Element<ELEMENT>::load(dout[d]), delta);
+        delta = fma(Element<ELEMENT>::load(out[d]), Element<ELEMENT>::load(dout[d]), delta);
     for (int lanes = WARP_SIZE / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(FULL_WARP, delta, lanes);
 
     if (lane == 0) {
-        const float lse = params.lse[query];
+        const Compute lse = params.lse[query];
         params.delta[query] = params.dlse ? delta - params.dlse[query] : delta;
-        params.lse_log2[query] = lse == -infinity() ? infinity() : lse * LOG2_E;
+        if (params.lse_log2) params.lse_log2[query] = lse == -infinity() ? infinity() : lse * LOG2_E;
     }
 }

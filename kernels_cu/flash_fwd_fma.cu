@@ -12,20 +12,18 @@
 #include "tile.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
-#include "fma.cuh"
-#include "nonfinite_fma.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
-constexpr int MAX_SEQLEN = 0x7fffffff;
+constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;
 
-static_assert(BLOCK_M == NUM_WARPS * 2 * THREAD_ROWS && BLOCK_N == ROW_LANES * THREAD_KEYS, "whole register tiles");
-static_assert(HEAD_DIM * UNITS % LINE == 0 && HEAD_DIM_V * UNITS % LINE == 0, "whole lines");
+#include "fma.cuh"
+#include "mask_fma.cuh"
+#include "nonfinite_fma.cuh"
 
 using QueryTile = FmaTile<BLOCK_M, HEAD_DIM>;
 using WeightTile = FmaTile<BLOCK_M, BLOCK_N>;
 using KeyTile = FmaTile<BLOCK_N, HEAD_DIM>;
 using ValueTile = FmaTile<BLOCK_N, HEAD_DIM_V>;   // takes turns with the key tile
-using OutColumns = Columns<ValueTile>;
 
 struct Params {
     Operand<const ELEMENT> query, key, value;
@@ -66,9 +64,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
     const int row = first_row(warp, lane), column = lane % ROW_LANES;
     const uint32_t query_address = query_tile.address(row, 0), weight_address = weight_tile.address(row, 0);
     const uint32_t key_address = key_tile.address(column, 0);
-    const OutColumns columns(value_tile, lane);
+    const Columns<ValueTile> columns(value_tile, lane);
 
-    ELEMENT acc[THREAD_ROWS][OutColumns::COUNT][VECTOR] = {};
+    Accumulator<ValueTile> acc = {};
     ELEMENT row_max[THREAD_ROWS], row_sum[THREAD_ROWS];   // the sum: this lane's part of it
 #pragma unroll
     for (int m = 0; m < THREAD_ROWS; ++m) {
@@ -83,35 +81,31 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         cp_async_wait_group<0>();
         __syncthreads();   // the key tile has landed
 
-        ELEMENT scores[THREAD_ROWS][THREAD_KEYS] = {};
+        Scores scores = {};
         multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
         __syncthreads();   // every warp is done with the key tile
         value_loader.load_async(num_keys);
 
-        // The last column that row 0 of this thread sees, if there are so many keys.
-        const int diagonal = last_visible_key(int64_t(first_query) + row, MAX_SEQLEN, params.causal_shift) - first_key;
-
+        const RowMask mask(int64_t(first_query) + row, first_key, num_keys, params.causal_shift);
         // Scores times the scale, whatever its sign; then their maximum, P = exp(S - max), and its sum.
         ELEMENT alpha[THREAD_ROWS];
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
-            for (int n = 0; n < THREAD_KEYS; ++n) scores[m][n] *= params.scale;
+            for (int n = 0; n < THREAD_COLUMNS; ++n) scores[m][n] *= params.scale;
         if (tile >= tiles.interior) {
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
-                for (int n = 0; n < THREAD_KEYS; ++n) {
-                    const int key = column + n * ROW_LANES;
-                    if (key - row_step(m) > diagonal || key >= num_keys) scores[m][n] = -infinity();
-                }
+                for (int n = 0; n < THREAD_COLUMNS; ++n)
+                    if (!mask.visible(m, column + n * ROW_LANES)) scores[m][n] = -infinity();
         }
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m) {
             const ELEMENT old_max = row_max[m];
             ELEMENT tile_max = scores[m][0];
 #pragma unroll
-            for (int n = 1; n < THREAD_KEYS; ++n) tile_max = fmax(tile_max, scores[m][n]);
+            for (int n = 1; n < THREAD_COLUMNS; ++n) tile_max = fmax(tile_max, scores[m][n]);
 #pragma unroll
             for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
                 tile_max = fmax(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, lanes));
@@ -119,54 +113,44 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             alpha[m] = exp(old_max - row_max[m]);
             ELEMENT tile_sum = 0;
 #pragma unroll
-            for (int n = 0; n < THREAD_KEYS; ++n) {
-                const ELEMENT weight = exp(scores[m][n] - row_max[m]);
-                const int key = column + n * ROW_LANES;
-                tile_sum += weight;
-                const uint32_t vector = weight_tile.address(row + row_step(m), key / VECTOR);
-                st_shared(vector + key % VECTOR * sizeof(ELEMENT), weight);
+            for (int n = 0; n < THREAD_COLUMNS; ++n) {
+                scores[m][n] = exp(scores[m][n] - row_max[m]);
+                tile_sum += scores[m][n];
             }
             row_sum[m] = fma(row_sum[m], alpha[m], tile_sum);
         }
+        store_scores(weight_tile, row, lane, scores);
         cp_async_wait_group<0>();
         __syncthreads();   // the value tile has landed, and so have the weights
 
         if (CAUSAL && tile >= tiles.interior && __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
-            spread_nonfinite(acc, columns, diagonal);
+            spread_nonfinite(acc, columns, mask);
             __syncthreads();   // every warp has seen the values
             remove_nonfinite<NUM_THREADS>(value_tile, thread);
             __syncthreads();
         }
-        ELEMENT tile_acc[THREAD_ROWS][OutColumns::COUNT][VECTOR] = {};
+        Accumulator<ValueTile> tile_acc = {};
         multiply<WeightTile>(tile_acc, weight_address, columns);
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
-            for (int c = 0; c < OutColumns::COUNT; ++c)
+            for (int c = 0; c < Columns<ValueTile>::COUNT; ++c)
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) acc[m][c][e] = fma(acc[m][c][e], alpha[m], tile_acc[m][c][e]);
     }
 
-    ELEMENT* out = params.out.matrix(params.batch, batch);
 #pragma unroll
     for (int m = 0; m < THREAD_ROWS; ++m) {
         const int query = row + row_step(m);
 #pragma unroll
         for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
             row_sum[m] += __shfl_xor_sync(FULL_WARP, row_sum[m], lanes);
-        if (query >= num_queries) continue;
         // log 0 = -inf: no key
-        if (params.lse && column == 0)
+        if (params.lse && column == 0 && query < num_queries)
             params.lse[int64_t(batch) * params.seqlen_q + first_query + query] = row_max[m] + log(row_sum[m]);
-#pragma unroll
-        for (int c = 0; c < OutColumns::COUNT; ++c) {
-            const int first_column = OutColumns::index(c, lane) * VECTOR;
-            if (first_column >= params.head_dim_v) continue;
-            Vector vector;
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                vector.element[e] = row_sum[m] == ELEMENT(0) ? ELEMENT(0) : acc[m][c][e] / row_sum[m];
-            store_vector(out + (first_query + query) * params.out.row_stride + first_column, vector);
-        }
     }
+    store_accumulator<ValueTile>(
+        acc, params.out.matrix(params.batch, batch) + first_query * params.out.row_stride, params.out.row_stride, row,
+        num_queries, params.head_dim_v, lane,
+        [&](int m, ELEMENT x) { return row_sum[m] == ELEMENT(0) ? ELEMENT(0) : x / row_sum[m]; });
 }

@@ -1,23 +1,33 @@
 // Register tiles: products of shared-memory tiles by fused multiply-adds, in float or double.
 //
-// 16 lanes share a row of scores and of outputs, so that a warp has two of them at a time. What a lane
-// multiplies comes as 16-byte vectors: the two rows broadcast, the other operand from 16 neighbouring
-// rows or vectors, all free of bank conflicts under the swizzle of SharedTile.
+// A block owns TILE_ROWS rows (queries, or keys) and walks over the others TILE_COLUMNS at a time. 16 lanes
+// share a row of scores and of results, so that a warp has two of them at a time. What a lane multiplies
+// comes as 16-byte vectors: the two rows broadcast, the other operand from 16 neighbouring rows or vectors,
+// all free of bank conflicts under the swizzle of SharedTile.
 
 constexpr int VECTOR = 16 / sizeof(ELEMENT);   // elements in one 16-byte access
 constexpr int UNITS = sizeof(ELEMENT) / 2;     // 16-bit elements of the copies that one element is
 constexpr int LINE_VECTORS = CHUNKS_PER_LINE;
 constexpr int ROW_LANES = 16;
-constexpr int THREAD_ROWS = BLOCK_M / (NUM_WARPS * WARP_SIZE / ROW_LANES);
-constexpr int THREAD_KEYS = BLOCK_N / ROW_LANES;
+constexpr int THREAD_ROWS = TILE_ROWS / (NUM_WARPS * WARP_SIZE / ROW_LANES);
+constexpr int THREAD_COLUMNS = TILE_COLUMNS / ROW_LANES;
 
-// Distance of a thread's row m from its row 0. Rows of the two half-warps lie 4 apart where they can:
-// the swizzle then puts their neighbouring words into different halves of the banks.
-__device__ constexpr int row_step(int m) { return m / 4 * 8 + m % 4; }
+static_assert(TILE_ROWS == NUM_WARPS * 2 * THREAD_ROWS && TILE_COLUMNS == ROW_LANES * THREAD_COLUMNS, "whole register tiles");
+static_assert(HEAD_DIM * UNITS % LINE == 0 && HEAD_DIM_V * UNITS % LINE == 0, "whole lines");
+
+using Scores = ELEMENT[THREAD_ROWS][THREAD_COLUMNS];   // of a thread's rows and columns lane % 16 + 16 n
+
+// Rows of the two half-warps lie HALF_STEP apart, 4 where there are enough: the swizzle then puts their
+// neighbouring words into different halves of the banks.
+constexpr int HALF_STEP = TILE_ROWS < 8 ? TILE_ROWS / 2 : 4;
 
 __device__ __forceinline__ int first_row(int warp, int lane) {
-    return warp * 2 * THREAD_ROWS + lane / ROW_LANES * (THREAD_ROWS < 4 ? THREAD_ROWS : 4);
+    const int row = warp * THREAD_ROWS;
+    return row / HALF_STEP * 2 * HALF_STEP + lane / ROW_LANES * HALF_STEP + row % HALF_STEP;
 }
+
+// Distance of a thread's row m from its row 0.
+__device__ constexpr int row_step(int m) { return m / 4 * 8 + m % 4; }
 
 template <int ROWS, int COLS>
 using FmaTile = SharedTile<ROWS, COLS * UNITS>;
@@ -76,9 +86,22 @@ __device__ __forceinline__ Vector load_row(uint32_t address, int m, int k) {
     return load_vector(vector + row_step(m) * Tile::ROW_BYTES + k / LINE_VECTORS * 128);
 }
 
+// Hands a thread's scores, or what became of them, to the lanes that share its rows.
+template <typename Tile>
+__device__ __forceinline__ void store_scores(Tile tile, int row, int lane, const Scores& scores) {
+#pragma unroll
+    for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+        for (int n = 0; n < THREAD_COLUMNS; ++n) {
+            const int column = lane % ROW_LANES + n * ROW_LANES;
+            const uint32_t vector = tile.address(row + row_step(m), column / VECTOR);
+            st_shared(vector + column % VECTOR * sizeof(ELEMENT), scores[m][n]);
+        }
+}
+
 // acc[m][n] += row m . row (lane % 16 + 16 n) of another tile, whose vector 0 of n = 0 is at `other`.
 template <typename RowTile, typename OtherTile>
-__device__ __forceinline__ void multiply_transposed(ELEMENT (&acc)[THREAD_ROWS][THREAD_KEYS], uint32_t rows,
+__device__ __forceinline__ void multiply_transposed(Scores& acc, uint32_t rows,
                                                     uint32_t other) {
 #pragma unroll 1
     for (int line = 0; line < RowTile::LINES; ++line) {
@@ -88,7 +111,7 @@ __device__ __forceinline__ void multiply_transposed(ELEMENT (&acc)[THREAD_ROWS][
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m) row[m] = load_row<RowTile>(rows, m, k);
 #pragma unroll
-            for (int n = 0; n < THREAD_KEYS; ++n) {
+            for (int n = 0; n < THREAD_COLUMNS; ++n) {
                 const Vector column = load_vector((other ^ k * 16) + n * ROW_LANES * OtherTile::ROW_BYTES);
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i)
@@ -123,12 +146,15 @@ struct Columns {
     }
 };
 
-// acc[m] += sum_j row m [j] * columns[j] over j < BLOCK_N
+// This thread's part of a product with a tile: rows x columns.
+template <typename Tile>
+using Accumulator = ELEMENT[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR];
+
+// acc[m] += sum_j row m [j] * columns[j] over j < TILE_COLUMNS
 template <typename RowTile, typename Tile>
-__device__ __forceinline__ void multiply(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR], uint32_t rows,
-                                         const Columns<Tile>& columns) {
+__device__ __forceinline__ void multiply(Accumulator<Tile>& acc, uint32_t rows, const Columns<Tile>& columns) {
 #pragma unroll 1   // more in flight would take more registers than there are
-    for (int k = 0; k < BLOCK_N / VECTOR; ++k) {
+    for (int k = 0; k < TILE_COLUMNS / VECTOR; ++k) {
         Vector weight[THREAD_ROWS];
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m) weight[m] = load_row<RowTile>(rows, m, k);
@@ -144,4 +170,34 @@ __device__ __forceinline__ void multiply(ELEMENT (&acc)[THREAD_ROWS][Columns<Til
                         acc[m][c][e] = fma(weight[m].element[i], value.element[e], acc[m][c][e]);
             }
     }
+}
+
+// total += part: what each tile adds is summed from zero first, so that roundings grow with the tile's rows and
+// the number of tiles, not with their product.
+template <typename Tile>
+__device__ __forceinline__ void add(Accumulator<Tile>& total, const Accumulator<Tile>& part) {
+#pragma unroll
+    for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+        for (int c = 0; c < Columns<Tile>::COUNT; ++c)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) total[m][c][e] += part[m][c][e];
+}
+
+// Stores finish(m, x) of each element x in row m of the accumulator to the rows from `matrix` on, of which
+// `num_rows` rows and `head_dim` columns exist.
+template <typename Tile, typename Finish>
+__device__ __forceinline__ void store_accumulator(const Accumulator<Tile>& acc, ELEMENT* matrix, int64_t row_stride,
+                                                  int row, int num_rows, int head_dim, int lane, Finish finish) {
+#pragma unroll
+    for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+        for (int c = 0; c < Columns<Tile>::COUNT; ++c) {
+            const int column = Columns<Tile>::index(c, lane) * VECTOR;
+            if (row + row_step(m) >= num_rows || column >= head_dim) continue;
+            Vector vector;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) vector.element[e] = finish(m, acc[m][c][e]);
+            store_vector(matrix + (row + row_step(m)) * row_stride + column, vector);
+        }
 }

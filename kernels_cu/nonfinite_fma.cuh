@@ -27,13 +27,11 @@ __device__ void remove_nonfinite(Tile tile, int thread) {
     });
 }
 
-// Makes NaN of every element of acc to which a visible row of the tile contributes a non-finite value: one on or
-// below the diagonal, which is the last that row 0 of this thread sees.
-template <typename Tile>
-__device__ void spread_nonfinite(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUNT][VECTOR],
-                                 const Columns<Tile>& columns, int diagonal) {
+// Makes NaN of every element of acc to which a visible row of the tile contributes a non-finite value.
+template <typename Tile, typename Mask>
+__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const Mask& mask) {
 #pragma unroll 1
-    for (int j = 0; j < BLOCK_N; ++j)
+    for (int j = 0; j < TILE_COLUMNS; ++j)
 #pragma unroll
         for (int c = 0; c < Columns<Tile>::COUNT; ++c) {
             const Vector value = columns.load(j, c);
@@ -41,6 +39,6 @@ __device__ void spread_nonfinite(ELEMENT (&acc)[THREAD_ROWS][Columns<Tile>::COUN
             for (int e = 0; e < VECTOR; ++e)
 #pragma unroll
                 for (int m = 0; m < THREAD_ROWS; ++m)
-                    if (!is_finite(value.element[e]) && j - row_step(m) <= diagonal) acc[m][c][e] = not_a_number();
+                    if (!is_finite(value.element[e]) && mask.visible(m, j)) acc[m][c][e] = not_a_number();
         }
 }

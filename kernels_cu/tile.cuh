@@ -33,7 +33,7 @@ struct TileLoader {
     using Tile = SharedTile<ROWS, COLS>;
     static constexpr int NUM_ROWS = ROWS;
     static constexpr int ROW_STEP = NUM_THREADS / CHUNKS_PER_LINE;
-    static_assert(ROWS % ROW_STEP == 0 && ROW_STEP % 8 == 0, "each thread copies whole rows with one swizzle");
+    static_assert((ROWS % ROW_STEP == 0 || ROWS < ROW_STEP) && ROW_STEP % 8 == 0, "one swizzle for each thread's rows");
 
     const uint16_t* source;   // this thread's first chunk of the next tile
     int64_t step;             // elements from one of its rows to the next
@@ -56,7 +56,8 @@ struct TileLoader {
         const int rows_left = num_rows - row;
         const int rows_left_in_last_line = last_chunk ? rows_left : 0;
 #pragma unroll
-        for (int i = 0; i < ROWS / ROW_STEP; ++i) {
+        for (int i = 0; i < ceil_div(ROWS, ROW_STEP); ++i) {
+            if (ROWS < ROW_STEP && row >= ROWS) break;
 #pragma unroll
             for (int line = 0; line < Tile::LINES; ++line)
                 cp_async_16(destination + stage + i * ROW_STEP * Tile::ROW_BYTES + line * 128, source + line * LINE,
