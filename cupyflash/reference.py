@@ -1,12 +1,18 @@
-"""The exact reference: attention in float64, written as the definition."""
+"""The exact reference: attention written as the definition.
+
+Computed in float64, and for float64 inputs in double-double: either way far more precise than what is judged by it.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from cupyflash._double_double import DoubleDouble
 from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._launch import Gpu
 from cupyflash._problem import FLOAT64, Align, Problem, attention_problem, check_result
+
+Numbers = np.ndarray | DoubleDouble
 
 
 def attention(
@@ -20,11 +26,14 @@ def attention(
     return_lse: bool = False,
     out=None,
 ):
-    """Attention in float64, from the inputs as they are: what :func:`cupyflash.attention` is judged against.
+    """Attention of the inputs as they are, exact up to the rounding to float64: what :func:`cupyflash.attention` is
+    judged against.
 
     Shapes, options, meaning and errors are those of :func:`cupyflash.attention`; q, k and v share one of float16,
     bfloat16, float32 and float64. Results are float64 of the inputs' kind (CuPy arrays are computed on the host and
-    copied back), and so is ``out``. A key whose score is -inf is removed like a masked one. All scores are stored.
+    copied back), and so is ``out``. For float64 inputs everything is computed with about 100 bits, and each result errs
+    by little more than the one rounding at the end, 2^-53 of its own magnitude. A key whose score is -inf is removed
+    like a masked one. All scores are stored.
 
     Examples
     --------
@@ -38,7 +47,8 @@ def attention(
     array([[1.]])
     """
     problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
-    return returned(problem, q, *_attention(problem, *on_host(problem, q, k, v)), return_lse, out)
+    result, lse = exact_attention(problem, *wide(problem, *on_host(problem, q, k, v)))
+    return returned(problem, q, np.asarray(result), np.asarray(lse), return_lse, out)
 
 
 def attention_backward(
@@ -55,11 +65,12 @@ def attention_backward(
     align: Align | None = None,
     grads_out=None,
 ) -> Gradients:
-    """Gradients in float64: what :func:`cupyflash.attention_backward` is judged against.
+    """Exact gradients, rounded to float64: what :func:`cupyflash.attention_backward` is judged against.
 
     Arguments, shapes, meaning and errors are those of :func:`cupyflash.attention_backward`; dout, q, k, v and out share
-    one of float16, bfloat16, float32 and float64. The gradients, ``grads_out`` too, are float64. out and lse are
-    checked for shape and dtype only: the exact ones are computed again from q, k and v. A key whose score is -inf is
+    one of float16, bfloat16, float32 and float64. The gradients, ``grads_out`` too, are float64, as precise as the
+    results of :func:`attention`. out and lse are checked for shape and dtype only: the exact ones are computed again
+    from q, k and v. A key whose score is -inf is
     removed like a masked one, and a pair that is masked adds nothing to any gradient, whatever its values are.
 
     Examples
@@ -80,7 +91,7 @@ def attention_backward(
     )  # fmt: skip
     (dout,) = float64_on_host(problem, dout)
     dlse = None if dlse is None else float64_on_host(problem, dlse)[0]
-    gradients = _attention_backward(problem, dout, *on_host(problem, q, k, v), dlse)
+    gradients = exact_gradients(problem, *wide(problem, dout, *on_host(problem, q, k, v)), dlse)
     return returned_gradients(problem, (q, k, v), gradients, grads_out)
 
 
@@ -102,9 +113,9 @@ def returned(problem: Problem, q, result: np.ndarray, lse: np.ndarray, return_ls
 
 
 def returned_gradients(problem: Problem, operands, gradients, grads_out) -> Gradients:
-    """Float64 gradients per head, summed to their operands' shapes, as arrays of their kind and on their device."""
+    """Gradients per head, summed to their operands' shapes, in float64 of the operands' kind and on their device."""
     results = [
-        np.ascontiguousarray(summed_to(operand.shape, gradient))
+        np.ascontiguousarray(np.asarray(summed_to(operand.shape, gradient)))
         for operand, gradient in zip(operands, gradients, strict=True)
     ]
     if problem.kind == "cupy":
@@ -120,7 +131,7 @@ def _placed(results, targets) -> Gradients:
     return Gradients(*(result if target is None else target for result, target in zip(results, targets, strict=True)))
 
 
-def summed_to(shape: tuple[int, ...], gradient: np.ndarray) -> np.ndarray:
+def summed_to(shape: tuple[int, ...], gradient: Numbers) -> Numbers:
     """Sum over the leading dimensions that broadcast an operand of this shape, and over heads that share its heads.
 
     >>> summed_to((2, 1, 1), np.arange(6.0).reshape(3, 2, 1, 1))[:, 0, 0]
@@ -154,6 +165,11 @@ def on_host(problem: Problem, q, k, v) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return q, k, v
 
 
+def wide(problem: Problem, *arrays: np.ndarray) -> tuple[Numbers, ...]:
+    """Float64 arrays as numbers in which results for the problem's dtype count as exact."""
+    return tuple(DoubleDouble(array) for array in arrays) if problem.dtype == FLOAT64 else arrays
+
+
 def visible_keys(problem: Problem) -> np.ndarray:
     """(L, S) bool: which keys each query sees."""
     if not problem.causal:
@@ -162,26 +178,26 @@ def visible_keys(problem: Problem) -> np.ndarray:
     return key <= query + problem.causal_shift
 
 
-def scaled_scores(problem: Problem, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+def scaled_scores(problem: Problem, q: Numbers, k: Numbers) -> Numbers:
     """softmax_scale * q @ k.T, and -inf where the key is not visible."""
     with np.errstate(invalid="ignore", over="ignore"):
-        scores = problem.softmax_scale * (q @ np.swapaxes(k, -1, -2))
+        scores = problem.softmax_scale * (q @ k.mT)
     return np.where(visible_keys(problem), scores, -np.inf)
 
 
-def softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def softmax(scores: Numbers) -> tuple[Numbers, Numbers]:
     """Weights and natural-log lse of each row; 0 and -inf where all scores are -inf."""
-    row_max = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     with np.errstate(invalid="ignore"):
         weights = np.exp(scores - np.where(row_max == -np.inf, 0, row_max))
     row_sum = weights.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         lse = row_max + np.log(row_sum)
-        weights /= np.where(row_sum == 0, 1, row_sum)
+        weights = weights / np.where(row_sum == 0, 1, row_sum)
     return weights, lse[..., 0]
 
 
-def weighted_sum(weights: np.ndarray, values: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def weighted_sum(weights: Numbers, values: Numbers, seen: np.ndarray) -> Numbers:
     """weights @ values, in which a pair that is not ``seen`` adds nothing, where 0 * inf would be NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         result = weights @ np.where(np.isfinite(values), values, 0)
@@ -192,26 +208,26 @@ def weighted_sum(weights: np.ndarray, values: np.ndarray, seen: np.ndarray) -> n
     return result
 
 
-def _attention(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def exact_attention(problem: Problem, q: Numbers, k: Numbers, v: Numbers) -> tuple[Numbers, Numbers]:
+    """out and lse."""
     scores = scaled_scores(problem, q, k)
     weights, lse = softmax(scores)
     return weighted_sum(weights, v, scores != -np.inf), lse
 
 
-def _attention_backward(problem: Problem, dout, q, k, v, dlse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def exact_gradients(problem: Problem, dout, q, k, v, dlse) -> tuple[Numbers, Numbers, Numbers]:
     """Gradients of each head of the result on its own."""
     scores = scaled_scores(problem, q, k)
     seen = scores != -np.inf
     weights = np.where(seen, softmax(scores)[0], 0)  # a row with a NaN has it everywhere
-    seen_by = np.swapaxes(seen, -1, -2)
     with np.errstate(invalid="ignore", over="ignore"):
-        dweights = np.where(seen, dout @ np.swapaxes(v, -1, -2), 0)
+        dweights = np.where(seen, dout @ v.mT, 0)
         delta = np.where(seen, weights * dweights, 0).sum(axis=-1, keepdims=True)
         if dlse is not None:
             delta = delta - dlse[..., None]
         dscores = problem.softmax_scale * np.where(seen, weights * (dweights - delta), 0)
     return (
         weighted_sum(dscores, k, seen),
-        weighted_sum(np.swapaxes(dscores, -1, -2), q, seen_by),
-        weighted_sum(np.swapaxes(weights, -1, -2), dout, seen_by),
+        weighted_sum(dscores.mT, q, seen.mT),
+        weighted_sum(weights.mT, dout, seen.mT),
     )

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cupyflash import bounds, reference
+import cupyflash
+from cupyflash import bounds, naive, reference
 from tests.test_bounds import FAMILIES, RNG, family
 
 DTYPES = [np.float32, np.float64]
@@ -122,3 +123,29 @@ def test_a_wrong_algorithm_exceeds_the_bounds(name, fault, which, factor, dtype)
     of_forward, of_backward = worst_ratios(name, dtype, SHAPES[0], 2, fault)
     worst = dict(zip(("out", "lse", "dq", "dk", "dv"), of_forward + of_backward, strict=True))
     assert all(worst[result] > factor for result in which)
+
+
+@pytest.mark.parametrize("case", ["scores", "dweights", "sums"])
+def test_flushed_operands_are_in_the_bounds(case):
+    """float32 kernels read a subnormal number as 0, also where it is multiplied with a huge one."""
+    rng, tiny, huge, scale = RNG(9), 2.0**-128, 2.0**90, None
+    q, k, v, dout = (rng.standard_normal((5, 8)) for _ in range(4))
+    if case == "scores":
+        q, k, scale = tiny * q, huge * k, 1e9
+    elif case == "dweights":
+        dout, v = huge * dout, tiny * v
+    else:
+        dout, k = huge * dout, tiny * k
+    dout, q, k, v = (x.astype(np.float32) for x in (dout, q, k, v))
+    for module, bound, bound_backward in (
+        (cupyflash, bounds.attention, bounds.attention_backward),
+        (naive, bounds.attention_naive, bounds.attention_naive_backward),
+    ):
+        results = module.attention(q, k, v, return_lse=True, softmax_scale=scale)
+        exact = reference.attention(q, k, v, return_lse=True, softmax_scale=scale)
+        worst = ratios(results, exact, bound(q, k, v, return_lse=True, softmax_scale=scale))
+        arguments = (dout, q, k, v, *results)
+        gradients = naive.attention_backward(*arguments, softmax_scale=scale)
+        exact = reference.attention_backward(*arguments, softmax_scale=scale)
+        worst += ratios(gradients, exact, bound_backward(*arguments, softmax_scale=scale))
+        assert max(worst) <= 1

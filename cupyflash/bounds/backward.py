@@ -13,7 +13,7 @@ dimensions are one product with a live accumulator each; float32 and float64 sum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from cupyflash.bounds.forward import (
     ILL_CONDITIONED,
     SLACK,
     U32,
+    U64,
+    Arithmetic,
     Exact,
     Precision,
     dot_error,
@@ -93,10 +95,7 @@ def attention_naive_backward(
     align: Align | None = None,
     grads_out=None,
 ) -> Gradients:
-    """The same for :func:`cupyflash.naive.attention_backward`, which rounds S, P, dP and dS to the inputs' dtype.
-
-    The inputs may also be float32 or float64; for float64 the reference's own rounding is included.
-    """
+    """The same for :func:`cupyflash.naive.attention_backward`, which rounds S, P, dP and dS to the inputs' dtype."""
     problem, grads_out = backward_problem(
         dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
         grads_out=grads_out, gradient_dtype=FLOAT64,
@@ -114,12 +113,14 @@ class _Pairs:
     v: np.ndarray
     dout: np.ndarray
     out: np.ndarray  # as given
-    dlse: np.ndarray  # (query, 1)
     lse: np.ndarray  # (query, 1); 0 where the row sees no key
     lse_error: np.ndarray  # of the given one
+    delta: np.ndarray  # (query, 1): rowsum(dout * out) - dlse
+    delta_error: np.ndarray  # (query, 1): from the error of the given out
     scores: np.ndarray  # 0 where masked
     dweights: np.ndarray  # dP
     dweight_magnitudes: np.ndarray  # |dout| . |v|
+    dweight_factors: np.ndarray  # sum of |dout| and sum of |v|, together
     unbounded: np.ndarray  # (query, 1) bool: a row of which nothing is claimed, whatever the kernel
 
     @staticmethod
@@ -133,12 +134,13 @@ class _Pairs:
         for rows in dout, out:
             nonfinite = nonfinite | ~np.isfinite(rows).all(axis=-1, keepdims=True)
 
-        scores = reference.scaled_scores(problem, q, k)
-        exact_lse = reference.softmax(scores)[1][..., None]
+        dout, out = _finite(dout), _finite(out)
+        exact_q, exact_k, exact_v, exact_dout = reference.wide(problem, q, k, v, dout)
+        exact_out, exact_lse = reference.exact_attention(problem, exact_q, exact_k, exact_v)
+        exact_lse = exact_lse[..., None]
         sees_keys = forward.visible.any(axis=-1, keepdims=True)
-        lse_error = np.where(sees_keys, np.abs(lse - np.where(sees_keys, exact_lse, 0)), 0)
-        dout = _finite(dout)
-        magnitudes = np.abs(dout) @ np.swapaxes(np.abs(v), -1, -2)
+        lse_error = np.abs(np.asarray(np.where(sees_keys, lse - exact_lse, 0)))
+        magnitudes = np.abs(dout) @ np.abs(v).mT
         overflows = np.where(forward.visible, magnitudes, 0) >= largest(problem) / 4
         unbounded = nonfinite | forward.may_overflow | ~np.isfinite(lse_error) | overflows.any(axis=-1, keepdims=True)
         return _Pairs(
@@ -147,20 +149,17 @@ class _Pairs:
             k=k,
             v=v,
             dout=dout,
-            out=_finite(out),
-            dlse=_finite(dlse),
-            lse=np.where(sees_keys, exact_lse, 0),
+            out=out,
+            lse=np.where(sees_keys, np.asarray(exact_lse), 0),
             lse_error=_finite(lse_error),
-            scores=np.where(forward.visible, scores, 0),
-            dweights=np.where(forward.visible, dout @ np.swapaxes(v, -1, -2), 0),
+            delta=_finite(np.asarray((exact_dout * exact_out).sum(axis=-1, keepdims=True) - _finite(dlse))),
+            delta_error=_finite(np.abs(np.asarray((exact_dout * (out - exact_out)).sum(axis=-1, keepdims=True)))),
+            scores=np.where(forward.visible, reference.scaled_scores(problem, q, k), 0),
+            dweights=np.where(forward.visible, np.asarray(exact_dout @ exact_v.mT), 0),
             dweight_magnitudes=np.where(forward.visible, magnitudes, 0),
+            dweight_factors=np.abs(dout).sum(axis=-1, keepdims=True) + np.abs(v).sum(axis=-1, keepdims=True).mT,
             unbounded=unbounded & sees_keys,
         )
-
-    @property
-    def delta(self) -> np.ndarray:
-        """rowsum(dout * out) - dlse, exact."""
-        return (self.forward.weights * self.dweights).sum(axis=-1, keepdims=True) - self.dlse
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,7 @@ class _Errors:
     stored_weights: np.ndarray  # of P as it multiplies dout
     dweights: np.ndarray  # of dP
     delta: np.ndarray
-    unit: float  # of the arithmetic
-    flush: float  # below it the arithmetic computes with 0
+    arithmetic: Arithmetic
     # Of a sum over (rows, batches) of products, relative to the sum of their magnitudes.
     accumulation: Callable[[int, int], float]
 
@@ -188,43 +186,30 @@ def _tiled(problem: Problem, pairs: _Pairs) -> _Errors:
         + EXP_ERROR
     )
     weights = forward.weights * np.expm1(np.minimum(exponent, _MAX_EXPONENT)) + FLUSH
-    dout, out = np.abs(pairs.dout), np.abs(pairs.out)
-    # The arithmetic flushes bfloat16 subnormals, too, of dout and out as they are read.
-    flushed = FLUSH * (head_dim_v + 2 + (dout + out).sum(axis=-1, keepdims=True))
-    delta = np.abs((pairs.dout * (pairs.out - forward.out)).sum(axis=-1, keepdims=True))
-    delta = delta + gamma(head_dim_v + 2, U32) * (dout * out).sum(axis=-1, keepdims=True) + flushed
     return _Errors(
         weights=weights,
         stored_weights=weights + _rounding(problem, forward.weights + weights),
         dweights=dot_error(head_dim_v) * pairs.dweight_magnitudes
         + np.minimum((head_dim_v + 2) * FLUSH, 2 * pairs.dweight_magnitudes),
-        delta=delta + U32 * (np.abs(pairs.delta) + delta),
-        unit=U32,
-        flush=FLUSH,
+        delta=_delta_error(problem, pairs),
+        arithmetic=Arithmetic.of(problem.dtype),
         accumulation=lambda rows, batches: dot_error(rows * batches),
     )
 
 
 def _fma(problem: Problem, pairs: _Pairs) -> _Errors:
     """Errors of the tiled kernels in float32 or float64: P from lse, each tile's sums by themselves."""
-    forward, head_dim, head_dim_v = pairs.forward, problem.head_dim, problem.head_dim_v
-    unit, flush = (2.0**-53, 2.0**-1072) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    forward, arithmetic = pairs.forward, Arithmetic.of(problem.dtype)
+    unit, flush = astuple(arithmetic)
     # q . k, the rounded scale and the product with it; the difference to lse; exp, 2 ulp, and 2 u for what is of
     # second order.
     exponent = (
-        gamma(head_dim + 2, unit) * forward.products
+        gamma(problem.head_dim + 2, unit) * forward.products
         + unit * (np.abs(pairs.scores - pairs.lse) + 6)
         + pairs.lse_error
-        + flushed_score(problem, forward, flush)
+        + flushed_score(problem, forward, flush, forward.factors)
     )
     weights = forward.weights * np.expm1(np.minimum(exponent, _MAX_EXPONENT)) + flush
-    dout, out = np.abs(pairs.dout), np.abs(pairs.out)
-    delta = np.abs((pairs.dout * (pairs.out - forward.out)).sum(axis=-1, keepdims=True))
-    delta = (
-        delta
-        + gamma(head_dim_v + 2, unit) * (dout * out).sum(axis=-1, keepdims=True)
-        + flush * (head_dim_v + 2 + (dout + out).sum(axis=-1, keepdims=True))  # subnormal operands, too
-    )
 
     def accumulation(rows: int, batches: int) -> float:
         smallest_tile, largest_tile = FMA_TILES
@@ -233,19 +218,35 @@ def _fma(problem: Problem, pairs: _Pairs) -> _Errors:
     return _Errors(
         weights=weights,
         stored_weights=weights,
-        dweights=gamma(head_dim_v + 1, unit) * pairs.dweight_magnitudes
-        + np.minimum((head_dim_v + 2) * flush, 2 * pairs.dweight_magnitudes),
-        delta=delta + unit * (np.abs(pairs.delta) + delta),
-        unit=unit,
-        flush=flush,
+        dweights=_dweight_error(problem, pairs),
+        delta=_delta_error(problem, pairs),
+        arithmetic=arithmetic,
         accumulation=accumulation,
     )
 
 
+def _dweight_error(problem: Problem, pairs: _Pairs) -> np.ndarray:
+    """Of dP by fused multiply-adds."""
+    unit, flush = astuple(Arithmetic.of(problem.dtype))
+    flushed = flush * (problem.head_dim_v + 2 + pairs.dweight_factors)
+    return gamma(problem.head_dim_v + 1, unit) * pairs.dweight_magnitudes + np.minimum(
+        flushed, 2 * pairs.dweight_magnitudes
+    )
+
+
+def _delta_error(problem: Problem, pairs: _Pairs) -> np.ndarray:
+    """Of rowsum(dout * out) - dlse by fused multiply-adds, from the given out."""
+    unit, flush = astuple(Arithmetic.of(problem.dtype))
+    dout, out = np.abs(pairs.dout), np.abs(pairs.out)
+    error = pairs.delta_error + gamma(problem.head_dim_v + 2, unit) * (dout * out).sum(axis=-1, keepdims=True)
+    error = error + flush * (problem.head_dim_v + 2 + (dout + out).sum(axis=-1, keepdims=True))
+    return error + unit * (np.abs(pairs.delta) + error)
+
+
 def _naive(problem: Problem, pairs: _Pairs) -> _Errors:
     """Errors of the standard method: S, P, dP and dS are stored in the dtype."""
-    forward = pairs.forward
-    unit, flush = (2.0**-53, 0.0) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    forward, arithmetic = pairs.forward, Arithmetic.of(problem.dtype)
+    unit, flush = astuple(arithmetic)
     steps = naive_errors(problem, forward)
     numerator = weight_error(forward, steps.score + steps.exponential)
     upper = forward.weights + numerator
@@ -254,7 +255,7 @@ def _naive(problem: Problem, pairs: _Pairs) -> _Errors:
     weights = (numerator + row_sum * forward.weights) / shrink + 3 * unit * upper + flush
     weights = weights + _rounding(problem, forward.weights + weights)
 
-    dweights = gamma(problem.head_dim_v + 1, unit) * pairs.dweight_magnitudes + (problem.head_dim_v + 2) * flush
+    dweights = _dweight_error(problem, pairs)
     dweights = dweights + _rounding(problem, np.abs(pairs.dweights) + dweights)
     upper_dweights = np.abs(pairs.dweights) + dweights
     stored_overflows = score_overflows(problem, forward) | (upper_dweights >= Precision.of(problem.dtype).overflow)
@@ -270,8 +271,7 @@ def _naive(problem: Problem, pairs: _Pairs) -> _Errors:
         stored_weights=weights,
         dweights=dweights,
         delta=delta + unit * (np.abs(pairs.delta) + delta),
-        unit=unit,
-        flush=flush,
+        arithmetic=arithmetic,
         accumulation=lambda rows, batches: gamma(rows * batches + 1, unit),
     )
 
@@ -287,13 +287,14 @@ def _rounding(problem: Problem, magnitude: np.ndarray) -> np.ndarray:
 def _gradients(problem: Problem, pairs: _Pairs, errors: _Errors, shapes) -> list[np.ndarray]:
     """From the errors of the steps to those of dq, dk and dv."""
     visible, weights = pairs.forward.visible, pairs.forward.weights
+    unit, flush = astuple(errors.arithmetic)
     difference = pairs.dweights - pairs.delta
     difference_error = errors.dweights + errors.delta
-    difference_error = difference_error + errors.unit * (np.abs(difference) + difference_error)
+    difference_error = difference_error + unit * (np.abs(difference) + difference_error)
     upper = np.abs(difference) + difference_error
     dscores = weights * difference
     error = weights * difference_error + errors.weights * upper
-    error = error + errors.unit * (np.abs(dscores) + error) + 2 * errors.flush * (1 + upper)
+    error = error + unit * (np.abs(dscores) + error) + 2 * flush * (1 + upper)
     overflow = Precision.of(problem.dtype).overflow
     error = error + _rounding(problem, np.abs(dscores) + error)
 
@@ -307,7 +308,7 @@ def _gradients(problem: Problem, pairs: _Pairs, errors: _Errors, shapes) -> list
     spoilt = visible & unbounded
 
     def transposed(x):
-        return np.swapaxes(x, -1, -2)
+        return x.mT
 
     return [
         _summed(problem, errors, factor, dscores, error, pairs.k, touched, spoilt, shapes[0]),
@@ -325,19 +326,21 @@ def _gradients(problem: Problem, pairs: _Pairs, errors: _Errors, shapes) -> list
 def _summed(problem: Problem, errors: _Errors, factor, terms, error, values, touched, spoilt, shape) -> np.ndarray:
     """Bound of factor * terms @ values, summed to an operand's shape and rounded to the dtype."""
     element, magnitudes = Precision.of(problem.dtype), np.abs(values)
+    unit, flush = astuple(errors.arithmetic)
     rows, batches = terms.shape[-1], max(int(np.prod(terms.shape[:-2])), 1) // max(int(np.prod(shape[:-2])), 1)
 
     def summed(x):
         return reference.summed_to(shape, np.broadcast_to(x, (*terms.shape[:-1], shape[-1])))
 
     exact = np.abs(factor * summed(terms @ values))
-    magnitude = summed((np.abs(terms) + error) @ magnitudes)
+    upper_terms = np.abs(terms) + error
+    magnitude = summed(upper_terms @ magnitudes)
     core = summed(error @ magnitudes) + errors.accumulation(rows, batches) * magnitude
-    core = core + (rows * batches + 2) * errors.flush
-    core = abs(factor) * core + errors.flush
-    core = core + 3 * errors.unit * (exact + core)
+    core = core + flush * (rows * batches + 2 + summed(upper_terms.sum(axis=-1, keepdims=True)))
+    core = abs(factor) * core + flush
+    core = core + 3 * unit * (exact + core)
     overflows = (magnitude * max(1, abs(factor)) >= largest(problem) / 4) | (exact + core >= element.overflow)
-    core = core + _rounding(problem, exact + core)
+    core = core + _rounding(problem, exact + core) + U64 * exact  # the latter of the reference
     is_spoilt, is_touched = (summed(x.any(axis=-1, keepdims=True).astype(np.float64)) > 0 for x in (spoilt, touched))
     bound = np.where(is_spoilt | overflows, np.inf, SLACK * core)
     return np.where(is_touched, bound, 0)
@@ -352,6 +355,4 @@ def _returned(problem: Problem, kernel_errors, arrays, grads_out) -> Gradients:
     with np.errstate(over="ignore", invalid="ignore"):
         pairs = _Pairs.of(problem, *arrays)
         bounds = _gradients(problem, pairs, kernel_errors(problem, pairs), [x.shape for x in operands])
-    if problem.dtype == FLOAT64:  # the reference is as precise, no more
-        bounds = [2 * bound for bound in bounds]
     return reference.returned_gradients(problem, operands, bounds, grads_out)

@@ -11,7 +11,8 @@ accumulation of P V and g_j that of l. Then exactly
 shared errors multiply V - O, so that they cancel where V is constant. Building blocks: products of n terms by Higham
 (2002) for float32 in any order and by the block-truncation model of tensor cores (Fasi et al. 2021; Khattak and
 Mikaitis 2025); ex2, rcp and lg2 with the errors that the PTX ISA states. The kernels flush float32 subnormals to zero
-(``-ftz=true``): every flushed quantity adds 2^-126 of its own scale.
+(``-ftz=true``): every flushed quantity adds 2^-126 of its own scale. The reference's last rounding, to float64, counts,
+which matters for float64 kernels only.
 
 A bound is infinite where the call promises nothing: a row that sees a non-finite input, a product that may overflow
 float32, a result that may overflow its dtype, or scores so large that their rounding alone moves a weight by a quarter.
@@ -20,7 +21,7 @@ float32, a result that may overflow its dtype, or scores so large that their rou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import ml_dtypes
 import numpy as np
@@ -30,11 +31,13 @@ from cupyflash._problem import FLOAT64, HALF_TYPES, LOG2_E, Align, Problem, atte
 
 U32 = 2.0**-24
 FLUSH = 2.0**-126  # below it float32 kernels compute with 0
+U64 = 2.0**-53
 EXP_ERROR = 5 * U32  # ex2.approx: 2 ulp from the correctly rounded value
 MIN_KEY_TILE = 32  # the smallest BLOCK_N: no row is rescaled more often than ceil(S / 32) times
 FMA_KEY_TILES = (16, 64)  # the smallest and the largest BLOCK_N of float32 and float64
+ROW_LANES = 16  # of them share the keys of a tile
 ILL_CONDITIONED = 0.25  # how far the weight of a key may be off, against the row's largest, for a bound to be claimed
-SLACK = 1 + 1e-4  # float64 roundings in the reference and here
+SLACK = 1 + 1e-4  # what is of second order: roundings here, and in the reference before its last
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,19 @@ class Precision:
         return Precision(unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """What kernels compute in: its unit roundoff, and what an operation may lose at most where it underflows."""
+
+    unit: float
+    flush: float
+
+    @staticmethod
+    def of(dtype: np.dtype) -> Arithmetic:
+        """float64 rounds to multiples of 2^-1074 there, exp by 2 of them; float32 flushes, as operand, too."""
+        return Arithmetic(U64, 2.0**-1072) if dtype == FLOAT64 else Arithmetic(U32, FLUSH)
+
+
 def attention(
     q,
     k,
@@ -67,8 +83,7 @@ def attention(
 
     Shapes, options and errors are those of :func:`cupyflash.attention`. Returns float64 arrays of the inputs' kind:
     for out (..., L, Dv), with ``return_lse`` also for lse (..., L). A row that sees no key is exact: bound 0, both lse
-    -inf. ``out``, float64, receives the first. For float64, whose reference is no more precise than the kernel, the
-    bound is on the difference of the two.
+    -inf. ``out``, float64, receives the first.
 
     Examples
     --------
@@ -93,21 +108,19 @@ def attention_naive(
     return_lse: bool = False,
     out=None,
 ):
-    """The same for :func:`cupyflash.naive.attention`, which rounds scores and weights to the inputs' dtype.
-
-    q, k and v may also be float32 or float64; for float64 the reference's own rounding is included.
-    """
+    """The same for :func:`cupyflash.naive.attention`, which rounds scores and weights to the inputs' dtype."""
     problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
     return _returned(problem, _naive, q, k, v, return_lse, out)
 
 
 @dataclass(frozen=True)
 class Exact:
-    """What the bounds are made of, exact up to float64; the last two axes are (query, key) or (query, column)."""
+    """What the bounds are made of, rounded to float64; the last two axes are (query, key) or (query, column)."""
 
     visible: np.ndarray  # (L, S) bool
     scores: np.ndarray  # |s|, 0 where masked
     products: np.ndarray  # |softmax_scale| |q| . |k|, 0 where masked
+    factors: np.ndarray  # sum of |q| and sum of |k|, together
     relative: np.ndarray  # x = s - m <= 0, -inf where masked
     row_max: np.ndarray  # |m|, with a last axis of length 1 as all that follow
     row_sum: np.ndarray  # l
@@ -123,22 +136,23 @@ class Exact:
         q, k, v = reference.on_host(problem, q, k, v)
         visible = reference.visible_keys(problem)
         bad_q, bad_k, bad_v = (~np.isfinite(x).all(axis=-1, keepdims=True) for x in (q, k, v))
-        bad_key = np.swapaxes(bad_k, -1, -2) | np.swapaxes(bad_v, -1, -2)
+        bad_key = bad_k.mT | bad_v.mT
         sees_nonfinite = (visible & (bad_q | bad_key)).any(axis=-1, keepdims=True)
         q, k, v = (np.where(np.isfinite(x), x, 0) for x in (q, k, v))
 
-        scores = reference.scaled_scores(problem, q, k)
-        magnitude = np.where(visible, np.abs(q) @ np.swapaxes(np.abs(k), -1, -2), 0)
-        scale = abs(problem.softmax_scale)
-        row_max = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+        scores = reference.scaled_scores(problem, *reference.wide(problem, q, k))
+        row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         row_max = np.where(row_max == -np.inf, 0, row_max)
-        relative = scores - row_max
+        relative, scores, row_max = (np.asarray(x) for x in (scores - row_max, scores, row_max))
+        magnitude = np.where(visible, np.abs(q) @ np.abs(k).mT, 0)
+        scale = abs(problem.softmax_scale)
         row_sum = np.maximum(np.exp(relative).sum(axis=-1, keepdims=True), 1)
         weights = np.exp(relative) / row_sum
         return Exact(
             visible=visible,
             scores=np.where(visible, np.abs(scores), 0),
             products=scale * magnitude,
+            factors=np.abs(q).sum(axis=-1, keepdims=True) + np.abs(k).sum(axis=-1, keepdims=True).mT,
             relative=relative,
             row_max=np.abs(row_max),
             row_sum=row_sum,
@@ -201,8 +215,7 @@ def _tiled(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
 
 def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
     """Bounds for the tiled kernel in float32 or float64: online softmax in base e, each tile's P V summed by itself."""
-    double = problem.dtype == FLOAT64
-    unit, flush = (2.0**-53, 2.0**-1022) if double else (U32, FLUSH)
+    unit, flush = astuple(Arithmetic.of(problem.dtype))
     num_keys = problem.seqlen_k
     smallest_tile, largest_tile = FMA_KEY_TILES
     num_tiles = -(-num_keys // smallest_tile)
@@ -211,28 +224,26 @@ def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
     score = (
         gamma(problem.head_dim + 2, unit) * exact.products
         + unit * (2 * exact.distance + 8)
-        + flushed_score(problem, exact, flush)
+        + flushed_score(problem, exact, flush, exact.factors)
     )
     errors = Errors(
         score=score,
         exponential=(1 + num_tiles) * 5 * unit,  # exp: 2 ulp
-        row_sum=gamma(num_keys + num_tiles + 4, unit),
+        row_sum=gamma(num_tiles + largest_tile // ROW_LANES + int(math.log2(ROW_LANES)), unit),
         rounding=0.0,
         underflow=2 * flush,
-        # The reference sums all keys in one go.
-        accumulation=gamma(num_keys + 3 if double else min(num_keys, largest_tile) + num_tiles, unit),
+        accumulation=gamma(min(num_keys, largest_tile) + num_tiles, unit),
         flushed=(num_keys + num_tiles + 3) * flush,
-        normalisation=2 * unit,
+        normalisation=unit,
     )
     log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
-    bound, lse_bound = _propagated(problem, exact, errors, log_error)
-    return (2 * bound, 2 * lse_bound) if double else (bound, lse_bound)
+    return _propagated(problem, exact, errors, log_error)
 
 
 def naive_errors(problem: Problem, exact: Exact) -> Errors:
     """Of the standard method: S and P are stored in the dtype, everything between is float32 or float64."""
     element = Precision.of(problem.dtype)
-    unit, flush = (2.0**-53, 0.0) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    unit, flush = astuple(Arithmetic.of(problem.dtype))
     num_keys = problem.seqlen_k
     return Errors(
         score=_stored_score_error(problem, exact) + unit * (2 * exact.distance + 8),
@@ -248,14 +259,14 @@ def naive_errors(problem: Problem, exact: Exact) -> Errors:
 
 def _stored_score_error(problem: Problem, exact: Exact) -> np.ndarray:
     element = Precision.of(problem.dtype)
-    unit, flush = (2.0**-53, 0.0) if problem.dtype == FLOAT64 else (U32, FLUSH)
+    unit, flush = astuple(Arithmetic.of(problem.dtype))
     stored = element.unit if problem.dtype in HALF_TYPES else 0.0
     product_error = gamma(problem.head_dim + 1, unit) * exact.products
     return (
         product_error
         + (stored + 2 * unit) * (exact.scores + product_error)
         + element.underflow
-        + flushed_score(problem, exact, flush)
+        + flushed_score(problem, exact, flush, exact.factors)
     )
 
 
@@ -266,12 +277,11 @@ def score_overflows(problem: Problem, exact: Exact) -> np.ndarray:
 
 
 def _naive(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
-    double = problem.dtype == FLOAT64
-    unit, flush = (2.0**-53, 0.0) if double else (U32, FLUSH)
+    unit, flush = astuple(Arithmetic.of(problem.dtype))
     log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
-    bound, lse_bound = _propagated(problem, exact, naive_errors(problem, exact), log_error)
-    bound, lse_bound = (np.where(score_overflows(problem, exact), np.inf, x) for x in (bound, lse_bound))
-    return (2 * bound, 2 * lse_bound) if double else (bound, lse_bound)  # the reference is as precise, no more
+    bounds = _propagated(problem, exact, naive_errors(problem, exact), log_error)
+    overflows = score_overflows(problem, exact)
+    return tuple(np.where(overflows, np.inf, bound) for bound in bounds)
 
 
 def _propagated(problem: Problem, exact: Exact, errors: Errors, log_error) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +312,8 @@ def _propagated(problem: Problem, exact: Exact, errors: Errors, log_error) -> tu
     if problem.dtype in HALF_TYPES:
         overflows = overflows | (out + core >= element.overflow)
         core += np.maximum(element.unit * (out + core), element.underflow)
-    lse_bound = -np.log(denominator) + log_error
+    core += U64 * out  # of the reference
+    lse_bound = -np.log(denominator) + log_error + U64 * exact.lse
 
     sees_keys = exact.visible.any(axis=-1, keepdims=True)
     bound = np.where(unbounded | overflows, np.inf, SLACK * core)
@@ -326,9 +337,10 @@ def _spread(moved_by: np.ndarray, exact: Exact) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
-def flushed_score(problem: Problem, exact: Exact, flush: float) -> np.ndarray:
-    """What a score loses where products or partial sums of q . k are flushed to zero: each at most once."""
-    return np.minimum(abs(problem.softmax_scale) * (problem.head_dim + 2) * flush, 2 * exact.products)
+def flushed_score(problem: Problem, exact: Exact, flush: float, factors: np.ndarray | float = 0.0) -> np.ndarray:
+    """What a score loses where products, partial sums or ``factors`` of q . k are flushed to zero."""
+    lost = abs(problem.softmax_scale) * flush * (problem.head_dim + 2 + factors)
+    return np.minimum(lost, 2 * exact.products)
 
 
 def gamma(n: int, unit: float) -> float:
