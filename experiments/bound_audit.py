@@ -24,7 +24,7 @@ from experiments import record
 ARCH = "sm_80"
 FEW = 16
 HEAD_DIM, SEQLEN = 64, 256  # of the sweep over the other
-DTYPES = ("float16", "bfloat16")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 RESULTS = {"keys": ("out", "lse", "dq"), "queries": ("dk", "dv")}  # that sum over them
 
 

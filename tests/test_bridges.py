@@ -33,7 +33,7 @@ def jax():
     return pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 
-TORCH_TYPES = ["float16", "bfloat16"]
+TORCH_TYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
@@ -43,8 +43,9 @@ def test_torch_function(torch, dtype):
     shapes = (2, 33, 4, 24), (2, 70, 4, 24), (2, 70, 4, 16), (2, 4, 33, 16), (2, 4, 33)
     options = {"softmax_scale": 0.3, "causal": True, "align": "bottom-right"}
     generator = torch.Generator().manual_seed(1)
+    lse_dtype = torch.float64 if dtype == "float64" else torch.float32
     *operands, dout, dlse = (
-        torch.randn(s, generator=generator).to(getattr(torch, dtype if len(s) > 3 else "float32")) for s in shapes
+        torch.randn(s, generator=generator).to(getattr(torch, dtype) if len(s) > 3 else lse_dtype) for s in shapes
     )
     q, k, v = (x.transpose(1, 2).requires_grad_() for x in operands)
     out, lse = torch_bridge.attention(q, k, v, return_lse=True, **options)
@@ -68,6 +69,18 @@ def test_torch_function(torch, dtype):
         assert (np.abs(ours.astype(np.float64) - exact.detach().numpy()) <= error).all()
 
 
+def test_torch_gradcheck(torch):
+    from experiments import torch_bridge
+
+    def both(q, k, v):
+        return torch_bridge.attention(q, k, v, return_lse=True, causal=True, align="bottom-right")
+
+    shapes = (2, 3, 4), (2, 5, 4), (2, 5, 2)
+    generator = torch.Generator().manual_seed(2)
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
+    assert torch.autograd.gradcheck(both, inputs, nondet_tol=0.0, fast_mode=True)  # along random directions
+
+
 def test_torch_bfloat16_shares_memory(torch):
     from experiments.torch_bridge import as_array, as_tensor
 
@@ -88,7 +101,7 @@ def test_torch_differences_are_small(torch, capsys):
     assert max(torch_bridge.differences(torch.float16).values()) < 5e-3
 
 
-JAX_TYPES = ["float16", "bfloat16"]
+JAX_TYPES = ["float16", "bfloat16", "float32"]
 
 
 @pytest.mark.parametrize("dtype", JAX_TYPES)
@@ -118,6 +131,18 @@ def test_jax_function(jax, dtype):
         assert exact[0].dtype == np.float64
     for ours, value, error in zip(found, exact, bound, strict=True):
         assert (np.abs(ours.astype(np.float64) - np.asarray(value)) <= error).all()
+
+
+def test_jax_check_grads(jax):
+    from jax.test_util import check_grads
+
+    from experiments import jax_bridge
+
+    def both(q, k, v):
+        return jax_bridge.attention(q, k, v, None, True, "bottom-right")
+
+    with jax.enable_x64(True):
+        check_grads(both, drawn(np.float64, (2, 3, 4), (2, 5, 4), (2, 5, 2)), order=1, modes=["rev"])
 
 
 def test_jax_maps_over_a_batch(jax):
