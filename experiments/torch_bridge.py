@@ -82,9 +82,7 @@ def differences(dtype: torch.dtype, shape: tuple[int, ...] = (1, 2, 50, 32)) -> 
 
 
 def main() -> None:
-    print(
-        "Largest difference from torch.nn.functional.scaled_dot_product_attention in float64, causal, (1, 2, 50, 32)"
-    )
+    print("Largest difference from torch.nn.functional.scaled_dot_product_attention in float64, causal, (1, 2, 50, 32)")
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         found = differences(dtype)
         print(f"  {dtype!s:15}", "  ".join(f"{name} {value:.1e}" for name, value in found.items()))

@@ -121,13 +121,12 @@ def test_online_softmax(tmp_path, monkeypatch):
 def test_bound_audit(tmp_path, monkeypatch):
     monkeypatch.setattr(bound_audit, "SEQLEN", 48)
     monkeypatch.setattr(bound_audit, "HEAD_DIM", 16)
-    rows = run(bound_audit, tmp_path, monkeypatch, "--seqlens", "48", "64", "--head-dims", "16")
+    rows = run(bound_audit, tmp_path, monkeypatch, "--seqlens", "48", "--head-dims", "16")
     assert [(r["dtype"], r["seqlen_q"], r["seqlen_k"], r["head_dim"], r["result"], r["family"]) for r in rows] == [
         (dtype, *lengths, "16", result, family)
         for dtype in bound_audit.DTYPES
         for many, results in bound_audit.RESULTS.items()
-        for seqlen in (48, 64)
-        for lengths in [("16", str(seqlen)) if many == "keys" else (str(seqlen), "16")]
+        for lengths in [("16", "48") if many == "keys" else ("48", "16")]
         for result in results
         for family in bound_audit.FAMILIES
     ]
