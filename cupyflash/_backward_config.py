@@ -18,7 +18,7 @@ from cupyflash._config import (
     one_thread_each,
     round_up,
 )
-from cupyflash._problem import HALF_TYPES, Problem
+from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
 
 ROWS_PER_BLOCK = 4  # of flash_bwd_delta: one warp each
 MAX_ACCUMULATOR_COLUMNS = 256  # of dk and dv together, in one block's registers; tensor cores
@@ -62,7 +62,7 @@ def flash_bwd_dkdv_fma_tile(dtype: np.dtype, head_dim: int, head_dim_v: int, arc
     row_bytes = max(head_dim, head_dim_v) * dtype.itemsize
     turing = compute_capability(arch) < 80
     if row_bytes <= 256:
-        return Tile(64, 64, 4)
+        return Tile(32, 64, 4) if turing and dtype == FLOAT64 else Tile(64, 64, 4)
     if row_bytes <= 512:
         return Tile(32, 32, 4) if turing else Tile(64, 32, 4)
     if row_bytes <= 1024:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from cupyflash._problem import (
-    ALL_TYPES,
     Problem,
     attention_problem,
     check_dtype_and_shape,
@@ -54,11 +53,10 @@ def backward_problem(
     causal=False,
     align=None,
     grads_out=None,
-    dtypes: Sequence[np.dtype] = ALL_TYPES,
     gradient_dtype: np.dtype | None = None,
 ) -> tuple[Problem, tuple[Any, Any, Any]]:
     """Validate the arguments of a backward call: the problem, and for each gradient an array to write or None."""
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, dtypes=dtypes)
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
     inputs = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     if dlse is not None:
         inputs["dlse"] = dlse

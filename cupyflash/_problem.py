@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,14 +87,13 @@ def attention_problem(
     align=None,
     return_lse=False,
     out=None,
-    dtypes: Sequence[np.dtype] = ALL_TYPES,
 ) -> Problem:
     """Validate the arguments of an attention call; see :func:`cupyflash.attention` for what they mean."""
     for name, value in ("causal", causal), ("return_lse", return_lse):
         if not isinstance(value, bool | np.bool_):
             raise TypeError(f"{name}: expected True or False, not {value!r}")
     kind = _check_arrays(q, k, v)
-    dtype = _check_dtypes(q, k, v, dtypes)
+    dtype = _check_dtypes(q, k, v)
     for name, array in ("q", q), ("k", k), ("v", v):
         check_element_aligned(array, name)
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
@@ -203,23 +201,19 @@ def check_element_aligned(array, name: str) -> None:
         raise ValueError(f"{name}: its elements do not lie at multiples of their {size} bytes; use {name}.copy()")
 
 
-def _check_dtypes(q, k, v, dtypes: Sequence[np.dtype]) -> np.dtype:
-    allowed = ", ".join(str(dtype) for dtype in dtypes)
+def _check_dtypes(q, k, v) -> np.dtype:
+    allowed = ", ".join(str(dtype) for dtype in ALL_TYPES)
     for name, array in ("q", q), ("k", k), ("v", v):
         if not array.dtype.isnative:
             raise TypeError(
                 f"{name}: dtype {array.dtype.str} has foreign byte order; "
                 f"use {name}.astype({name}.dtype.newbyteorder('='))"
             )
-        if array.dtype not in dtypes:
-            raise TypeError(f"{name}: dtype {array.dtype} is not one of {allowed}{_advice(array.dtype)}")
+        if array.dtype not in ALL_TYPES:
+            raise TypeError(f"{name}: dtype {array.dtype} is not one of {allowed}")
         if array.dtype != q.dtype:
             raise TypeError(f"{name}: dtype {array.dtype}, but q has {q.dtype}; q, k and v share one of {allowed}")
     return q.dtype
-
-
-def _advice(dtype: np.dtype) -> str:
-    return "; cupyflash.naive takes it" if dtype in ALL_TYPES else ""
 
 
 def _leading_shape(q, k, v) -> tuple[tuple[int, ...], tuple[int, int] | None]:

@@ -8,7 +8,7 @@ from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
 import cupyflash
-from cupyflash import bounds, testing
+from cupyflash import _launch, bounds, testing
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
 from tests import poisoned
@@ -183,6 +183,27 @@ def test_vjp_is_the_backward(backend):
         expected = cupyflash.attention_backward(*arguments, dlse=given_dlse, **options)
         for gradient, value in zip(gradients, expected, strict=True):
             testing.assert_same_bits(gradient, value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"), [("float16", 2), ("bfloat16", 2), ("float32", 1), ("float64", 1)]
+)  # delta, and lse in base 2
+def test_workspace_is_few_numbers_per_query(monkeypatch, dtype, numbers):
+    """What is allocated beside the results, where no operand has to be packed."""
+    allocated = []
+
+    class Simulator(_launch.Simulator):
+        def __init__(self):
+            super().__init__()
+            self.empty = lambda *args: allocated.append(np.empty(*args)) or allocated[-1]
+            self.zeros = None
+
+    dout, q, k, v = np.random.default_rng(0).standard_normal((4, 2, 20, 16)).astype(testing.element_type(dtype))
+    _, pullback = cupyflash.attention_vjp(q, k, v)
+    monkeypatch.setattr(_launch, "Simulator", Simulator)
+    gradients = pullback(dout)
+    size = 8 if dtype == "float64" else 4
+    assert sum(array.nbytes for array in allocated) == sum(x.nbytes for x in gradients) + numbers * 2 * 20 * size
 
 
 def test_bounds_of_a_wrong_out_or_lse_are_not_claimed_small():

@@ -23,12 +23,13 @@ _HELP = {
     "ptx": "write the PTX that the simulator executes",
     "cubin": "write the machine code that CuPy loads; needs NVRTC, but no GPU and no driver",
 }
-_TILED = ("flash_fwd", "flash_fwd_fma", "flash_bwd_dkdv", "flash_bwd_dq")
+_HALF = ("flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq")
+_FMA = tuple(f"{kernel}_fma" for kernel in _HALF)
 #: Options that not every kernel has a use for, and the kernels that have one.
 _CONSTANTS = {
-    "head_dim": _TILED,
-    "head_dim_v": _TILED,
-    "causal": _TILED,
+    "head_dim": _HALF + _FMA,
+    "head_dim_v": _HALF + _FMA,
+    "causal": _HALF + _FMA,
     "negative_scale": ("flash_fwd",),
 }
 
@@ -113,6 +114,11 @@ def _defines(args: argparse.Namespace):
     dtype = _DTYPES[args.dtype]
     if args.kernel == "strided_copy":
         return _config.strided_copy((1,), dtype).defines
+    names = (
+        tuple(_DTYPES)[:2] if args.kernel in _HALF else tuple(_DTYPES)[2:] if args.kernel in _FMA else tuple(_DTYPES)
+    )
+    if args.dtype not in names:
+        raise CommandError(f"--dtype {args.dtype} is not one of {', '.join(names)}, which {args.kernel} takes")
     head_dim = 64 if args.head_dim is None else args.head_dim
     head_dim_v = head_dim if args.head_dim_v is None else args.head_dim_v
     for option, size in ("--head-dim", head_dim), ("--head-dim-v", head_dim_v):
@@ -123,9 +129,7 @@ def _defines(args: argparse.Namespace):
     try:
         if args.kernel.startswith("attention_naive"):  # one constant for all of its kernels
             return _config.attention_naive(attention_problem(q, q, v), args.arch)[0].defines
-        names = ("float32", "float64") if args.kernel == "flash_fwd_fma" else ("float16", "bfloat16")
-        dtypes = [_DTYPES[name] for name in names]
-        problem = attention_problem(q, q, v, softmax_scale=scale, causal=bool(args.causal), dtypes=dtypes)
+        problem = attention_problem(q, q, v, softmax_scale=scale, causal=bool(args.causal))
         if args.kernel.startswith("flash_bwd"):
             return _backward_defines(args.kernel, problem, args.arch)
         return _config.forward(problem, args.arch).defines
@@ -137,7 +141,7 @@ def _backward_defines(kernel: str, problem: Problem, arch: str):
     _config.check_architecture(problem.dtype, arch)
     if kernel == "flash_bwd_delta":
         return _backward_config.flash_bwd_delta(problem).defines
-    if kernel == "flash_bwd_dq":
-        return _backward_config.flash_bwd_dq(problem, arch, 1).defines
+    if kernel.startswith("flash_bwd_dq"):
+        return _backward_config.dq(problem, arch, 1).defines
     both = _backward_config.one_pass_for_keys_and_values(problem)  # otherwise the pass for dk
-    return _backward_config.flash_bwd_dkdv(problem, arch, 1, with_dkey=True, with_dvalue=both).defines
+    return _backward_config.dkdv(problem, arch, 1, with_dkey=True, with_dvalue=both).defines

@@ -1,0 +1,173 @@
+"""Gradients in float32 and float64: every element within its bound, as accurate as NumPy, and no bank conflicts."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import event, example, given, settings
+
+from cupyflash import _backward_config, _config, attention_vjp, bounds, ptxsim, reference, testing
+from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
+from cupyflash.testing import AttentionProblem as Problem
+from tests import poisoned
+from tests.test_config import ARCHITECTURES, HEAD_DIMS, assert_compiles, problem
+
+DTYPES = ["float32", "float64"]
+FAMILIES = [family for family in testing.FAMILIES if family != "underflowing weights"]  # a matter of float16
+
+
+def check(backend, problem, arch="sm_80"):
+    arguments, options, gradients = poisoned.attention_backward(backend, problem, arch)
+    _, bound = testing.assert_gradients_within_bound(gradients, *arguments, **options)
+    return bound
+
+
+@settings(max_examples=25)
+@given(problem=testing.attention_backward_problems(dtypes=DTYPES))
+@example(problem=BackwardProblem(Problem("float32", seqlen_q=0, seqlen_k=3, leading_q=(2,))))
+@example(problem=BackwardProblem(Problem("float64", seqlen_q=5, seqlen_k=0, head_dim_v=13), with_dlse=True))
+@example(problem=BackwardProblem(Problem("float32", seqlen_q=130, seqlen_k=3, causal=True, align="bottom-right")))
+@example(problem=BackwardProblem(Problem("float64", seqlen_q=3, seqlen_k=200, causal=True, align="top-left")))
+@example(problem=BackwardProblem(Problem("float64", (), (3, 2), (2,), 5, 7, 9, 20), dout_view="one column"))
+def test_stays_within_bounds(backend, arch, problem):
+    bound = check(backend, problem, arch)
+    event("bound finite everywhere" if all(np.isfinite(x).all() for x in bound) else "bound infinite somewhere")
+
+
+@pytest.mark.parametrize("values", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_family_of_values(backend, dtype, values):
+    forward = Problem(dtype, (), (), (), 70, 140, 64, 48, causal=True, align="bottom-right", values=values, seed=1)
+    bound = check(backend, BackwardProblem(forward, with_dlse=True))
+    assert values == "huge values" or all(np.isfinite(x).all() for x in bound)
+
+
+@pytest.mark.parametrize("head_dims", [(1, 1), (7, 256), (256, 3), (80, 96), (160, 160), (255, 249)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_dims(backend, arch, dtype, head_dims):
+    forward = Problem(dtype, (), (), (), 40, 70, *head_dims, causal=True, align="bottom-right", seed=2)
+    check(backend, BackwardProblem(forward, with_dlse=True), arch)
+
+
+@pytest.mark.parametrize("softmax_scale", [*testing.SCALES[2:], 2.0**127])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scales(backend, softmax_scale, dtype):
+    check(backend, BackwardProblem(Problem(dtype, (), (), (), 20, 70, 64, 64, softmax_scale=softmax_scale, seed=3)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("leading_q", "leading_k", "leading_v"),
+    [((2, 4), (2, 2), (2, 1)), ((), (3,), ()), ((3,), (), ()), ((2, 1), (2,), ())],
+)
+def test_sums_over_broadcast_dimensions_and_grouped_heads(backend, dtype, leading_q, leading_k, leading_v):
+    forward = Problem(dtype, leading_q, leading_k, leading_v, 20, 70, 16, 24, causal=True, align="top-left", seed=4)
+    check(backend, BackwardProblem(forward, with_dlse=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_without_keys_and_a_key_without_rows_have_gradient_zero(backend, dtype):
+    more_queries = Problem(dtype, (), (), (), 90, 40, causal=True, align="bottom-right", values="one sign")
+    _, _, gradients = poisoned.attention_backward(backend, BackwardProblem(more_queries, with_dlse=True))
+    assert (gradients.dq[:50] == 0).all() and (gradients.dq[51:] != 0).any() and (gradients.dv > 0).all()
+    more_keys = Problem(dtype, (), (), (), 40, 150, causal=True, align="top-left", values="one sign")
+    _, _, gradients = poisoned.attention_backward(backend, BackwardProblem(more_keys, "one sign"))
+    assert (gradients.dk[40:] == 0).all() and (gradients.dv[40:] == 0).all() and (gradients.dv[:40] > 0).all()
+
+
+@pytest.mark.parametrize("seqlen", [256, 512])
+def test_float32_is_as_accurate_as_numpy(backend, seqlen):
+    """Against the same steps in NumPy's float32, with the weights at hand, on zero-mean inputs."""
+    problem = BackwardProblem(Problem("float32", (), (), (), seqlen, seqlen, 64, 64, seed=8))
+    arguments, options, gradients = poisoned.attention_backward(backend, problem)
+    dout, q, k, v, *_ = arguments
+    scale = np.float32(1 / math.sqrt(64))
+    scores = q @ k.T * scale
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    dscores = weights * (dout @ v.T - (dout * (weights @ v)).sum(axis=-1, keepdims=True)) * scale
+    exact = reference.attention_backward(*arguments, **options)
+    for gradient, by_numpy, values in zip(
+        gradients, (dscores @ k, dscores.T @ q, weights.T @ dout), exact, strict=True
+    ):
+        error, numpy_error = (np.sqrt(np.mean((x - values) ** 2)) for x in (gradient, by_numpy))
+        assert error <= 1.2 * numpy_error
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (80, 16), (256, 256)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shared_memory_is_free_of_bank_conflicts(dtype, head_dims, arch):
+    q, k, v = Problem(dtype, (), (), (), 40, 70, *head_dims, causal=True, align="top-left").inputs()
+    with ptxsim.settings(arch=arch):
+        out, pullback = attention_vjp(q, k, v, causal=True, align="top-left")
+        with ptxsim.profile() as profile:
+            pullback(np.ones_like(out))
+    tiled = [kernel for kernel in profile.kernels if kernel.name.endswith("_fma")]
+    assert [kernel.name for kernel in tiled] == ["flash_bwd_dq_fma", "flash_bwd_dkdv_fma"]
+    for kernel in tiled:
+        assert kernel.mma_flops == 0
+        assert kernel.shared_wavefronts == kernel.shared_ideal_wavefronts > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiles_that_are_masked_as_a_whole_are_not_read(dtype):
+    """Bytes of a causal call: from keys and values up to the diagonal, from queries and dout from it on."""
+    q, k, v = Problem(dtype, (), (), (), 192, 192, 64, 64).inputs()
+    out, pullback = attention_vjp(q, k, v, causal=True)
+    with ptxsim.profile() as profile:
+        pullback(np.ones_like(out))
+    loaded = {kernel.name: kernel.global_load_bytes for kernel in profile.kernels}
+    tile = _backward_config.flash_bwd_dq_fma_tile(q.dtype, 64, 64, "sm_80")
+    starts = np.arange(0, 192, tile.block_m)
+    keys = -(-(starts + tile.block_m) // tile.block_n) * tile.block_n
+    lanes = 16  # each reads lse and delta of its row
+    rows = 64 * q.itemsize
+    assert loaded["flash_bwd_dq_fma"] == (2 * 192 + 2 * keys.sum()) * rows + 2 * lanes * 192 * q.itemsize
+    tile = _backward_config.flash_bwd_dkdv_fma_tile(q.dtype, 64, 64, "sm_80")
+    starts = np.arange(0, 192, tile.block_n)
+    queries = (192 - starts // tile.block_m * tile.block_m).sum()
+    threads_of_a_query = tile.num_warps * 2
+    assert (
+        loaded["flash_bwd_dkdv_fma"] == (2 * 192 + 3 * queries) * rows + 2 * threads_of_a_query * queries * q.itemsize
+    )
+
+
+def configs(call, arch):
+    both = _backward_config.one_pass_for_keys_and_values(call)
+    yield _backward_config.dq(call, arch, 6)
+    for with_dkey, with_dvalue in [(True, True)] if both else [(True, False), (False, True)]:
+        yield _backward_config.dkdv(call, arch, 6, with_dkey=with_dkey, with_dvalue=with_dvalue)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tiles_fit(dtype, arch):
+    sizes = [n + d for n in (0, 16, 32, 64, 128, 160, 192, 240) for d in (1, 16)]
+    smallest, largest = bounds.forward.FMA_KEY_TILES
+    for head_dim, head_dim_v in itertools.product(sizes, sizes):
+        call = problem(head_dim, head_dim_v, dtype)
+        for config in configs(call, arch):
+            assert config.name.endswith("_fma")
+            assert config.shared_bytes <= min(99 * 1024, _config.shared_memory_per_block(arch)), call
+            owned, visited, length = (
+                ("BLOCK_M", "BLOCK_N", 300) if "dq" in config.name else ("BLOCK_N", "BLOCK_M", call.seqlen_k)
+            )
+            assert smallest <= config.defines[visited] <= largest and config.defines[visited] % 16 == 0
+            assert config.defines[owned] % (2 * config.defines["NUM_WARPS"]) == 0
+            assert config.grid == 6 * -(-length // config.defines[owned])
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIMS)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_shared_memory_is_what_the_kernels_use(dtype, head_dim, head_dim_v, arch):
+    used = {
+        "flash_bwd_dq_fma": "QueryTile::BYTES + DoutTile::BYTES + DscoreTile::BYTES + "
+        "max_of(KeyTile::BYTES, ValueTile::BYTES)",
+        "flash_bwd_dkdv_fma": "KeyTile::BYTES + (WITH_DKEY ? ValueTile::BYTES : 0) + WeightTile::BYTES + "
+        "max_of(QueryTile::BYTES, DoutTile::BYTES)",
+    }
+    for config in configs(problem(head_dim, head_dim_v, dtype), arch):
+        assert_compiles(config, f'static_assert({used[config.name]} == {config.shared_bytes}, "bytes");', arch)
