@@ -16,7 +16,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 _TABLE_SIZE = 256  # exp tabulates 2^(j / 256)
 _SIGNIFICANT_BITS = 136  # of the largest elements, in products of matrices
-_ELEMENTS_AT_ONCE = 4096
+_TERMS_AT_ONCE = 2**18
 
 
 class DoubleDouble(NDArrayOperatorsMixin):
@@ -210,9 +210,10 @@ def _constants():
 def _matmul(a, b):
     """Both operands cut into slices whose products float64 computes without error (Ozaki et al. 2012).
 
-    Row i of a is a sum of integer matrices times powers of two, so is column j of b; products of equal weight are
-    summed in one float64 product of short integers. What is neglected is small against the largest of the row times the
-    largest of the column; elements that are small against those, too, are summed term by term.
+    Each row of a, and each column of b, is a sum of short integers times powers of two. Their products of equal weight
+    are summed in float64, without error while they are integers up to 2^53. What is neglected is small against the
+    largest of the row times the largest of the column; elements that are small against those, too, are summed term by
+    term.
     """
     row_is_finite = np.isfinite(a.high).all(axis=-1, keepdims=True)
     column_is_finite = np.isfinite(b.high).all(axis=-2, keepdims=True)
@@ -232,8 +233,7 @@ def _matmul(a, b):
     for order in range(num_orders):
         pairs = [(i, order - i) for i in range(order + 1) if i < len(a_slices) and order - i < len(b_slices)]
         if pairs:
-            terms = np.concatenate([a_slices[i] for i, _ in pairs], axis=-1)
-            exact = terms @ np.concatenate([b_slices[j] for _, j in pairs], axis=-2)
+            exact = sum(a_slices[i] @ b_slices[j] for i, j in pairs)
             high, error = two_sum(high, exact * 2.0 ** (-bits * (order + 2)))
             low = low + error
     exponent = a_exponent + b_exponent
@@ -270,12 +270,12 @@ def _slices(x, bits: int, count: int) -> list[np.ndarray]:
 
 
 def _sum_term_by_term(result, a, b, elements) -> None:
-    *batch, row, column = elements
     batch_shape = result.shape[:-2]
     rows = [np.broadcast_to(x, (*batch_shape, *x.shape[-2:])) for x in (a.high, a.low)]
     columns = [np.broadcast_to(x.mT, (*batch_shape, *x.mT.shape[-2:])) for x in (b.high, b.low)]
-    for start in range(0, len(row), _ELEMENTS_AT_ONCE):
-        chunk = tuple(index[start : start + _ELEMENTS_AT_ONCE] for index in elements)
+    at_once = max(_TERMS_AT_ONCE // a.shape[-1], 1)
+    for start in range(0, len(elements[0]), at_once):
+        chunk = tuple(index[start : start + at_once] for index in elements)
         *batch, row, column = chunk
         terms = DoubleDouble(*(x[(*batch, row)] for x in rows)) * DoubleDouble(*(x[(*batch, column)] for x in columns))
         total = terms.sum(axis=-1)
