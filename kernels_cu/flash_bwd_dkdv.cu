@@ -39,7 +39,8 @@ struct Params {
     float scale;
 };
 
-extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const __grid_constant__ Params params) {
+// At least one block per multiprocessor: ptxas would spill to have room for more than shared memory has.
+extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(const __grid_constant__ Params params) {
     extern __shared__ __align__(128) unsigned char shared[];
     const KeyTile key_tile{uint32_t(__cvta_generic_to_shared(shared))};
     const ValueTile value_tile{key_tile.base + KeyTile::BYTES};
@@ -56,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
     const int warp_row = warp * M_TILES * MMA_M;
     const QueryTiles tiles = query_tiles(first_key, params.seqlen_q, params.seqlen_k, params.causal_shift);
 
-    const uint32_t key_address = fragment_address(key_tile, warp_row, lane);
-    const uint32_t value_address = fragment_address(value_tile, warp_row, lane);
-    const uint32_t query_column = fragment_address_b(query_tile, 0, lane);
-    const uint32_t query_row = fragment_address(query_tile, 0, lane);
-    const uint32_t dout_column = fragment_address_b(dout_tile, 0, lane);
-    const uint32_t dout_row = fragment_address(dout_tile, 0, lane);
+    const FragmentAddress key_address = fragment_address(key_tile, warp_row, lane);
+    const FragmentAddress value_address = fragment_address(value_tile, warp_row, lane);
+    const FragmentAddress query_column = fragment_address_b(query_tile, 0, lane);
+    const FragmentAddress query_row = fragment_address(query_tile, 0, lane);
+    const FragmentAddress dout_column = fragment_address_b(dout_tile, 0, lane);
+    const FragmentAddress dout_row = fragment_address(dout_tile, 0, lane);
 
     float dkey[M_TILES][HEAD_DIM / MMA_N][4] = {}, dvalue[M_TILES][HEAD_DIM_V / MMA_N][4] = {};
 
@@ -100,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
 
             // S^T = K Q^T, dP^T = V dO^T
             float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
-            mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column, stage);
+            mma_abt<ELEMENT, HEAD_DIM, KeyTile, QueryTile>(scores, key_address, query_column + stage);
             if (WITH_DKEY)
-                mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column, stage);
+                mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column + stage);
 
             const TransposedTileMask<M_TILES> mask(
                 int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
@@ -139,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv(const _
                             dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
                         }
                 }
-                if (WITH_DVALUE) mma_ab<ELEMENT>(dvalue, weight, dout_row, stage + k * MMA_K * DoutTile::ROW_BYTES);
-                if (WITH_DKEY) mma_ab<ELEMENT>(dkey, dscore, query_row, stage + k * MMA_K * QueryTile::ROW_BYTES);
+                if (WITH_DVALUE) mma_ab<ELEMENT>(dvalue, weight, dout_row + stage + k * MMA_K * DoutTile::ROW_BYTES);
+                if (WITH_DKEY) mma_ab<ELEMENT>(dkey, dscore, query_row + stage + k * MMA_K * QueryTile::ROW_BYTES);
             }
             if (NUM_STAGES == 2) {
                 stage = STAGE_BYTES - stage;

@@ -38,7 +38,8 @@ struct Params {
     float scale;
 };
 
-extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __grid_constant__ Params params) {
+// At least one block per multiprocessor: ptxas would spill to have room for more than shared memory has.
+extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const __grid_constant__ Params params) {
     extern __shared__ __align__(128) unsigned char shared[];
     const QueryTile query_tile{uint32_t(__cvta_generic_to_shared(shared))};
     const DoutTile dout_tile{query_tile.base + QueryTile::BYTES};
@@ -55,10 +56,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
     const int warp_row = warp * M_TILES * MMA_M;
     const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
 
-    const uint32_t query_address = fragment_address(query_tile, warp_row, lane);
-    const uint32_t dout_address = fragment_address(dout_tile, warp_row, lane);
-    const uint32_t key_column = fragment_address_b(key_tile, 0, lane), key_row = fragment_address(key_tile, 0, lane);
-    const uint32_t value_column = fragment_address_b(value_tile, 0, lane);
+    const FragmentAddress query_address = fragment_address(query_tile, warp_row, lane);
+    const FragmentAddress dout_address = fragment_address(dout_tile, warp_row, lane);
+    const FragmentAddress key_column = fragment_address_b(key_tile, 0, lane);
+    const FragmentAddress key_row = fragment_address(key_tile, 0, lane);
+    const FragmentAddress value_column = fragment_address_b(value_tile, 0, lane);
 
     float dquery[M_TILES][HEAD_DIM / MMA_N][4] = {};
 
@@ -75,14 +77,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
         TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
             value_tile, rows(params.value), params.value.row_stride, params.head_dim_v, thread);
 
+        const float* lse_log2_rows = rows(params.lse_log2) + first_query;
+        const float* delta_rows = rows(params.delta) + first_query;
         float lse_log2[M_TILES][2], delta[M_TILES][2];
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
-                lse_log2[m][half] = row < num_queries ? rows(params.lse_log2)[first_query + row] : 0.0f;
-                delta[m][half] = row < num_queries ? rows(params.delta)[first_query + row] : 0.0f;
+                lse_log2[m][half] = row < num_queries ? lse_log2_rows[row] : 0.0f;
+                delta[m][half] = row < num_queries ? delta_rows[row] : 0.0f;
             }
 
         int keys_left = params.seqlen_k, stage = 0;
@@ -99,12 +103,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
 
             // S = Q K^T, dP = dO V^T
             float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
-            mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_column, stage);
-            mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column, stage);
+            mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_column + stage);
+            mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column + stage);
 
             const TileMask<M_TILES> mask(
                 int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
-            if constexpr (boundary.value && CAUSAL) {
+            // Without a causal mask all queries see the same keys, and the branch serves the compiler alone: it keeps
+            // the registers of the products before and after it apart.
+            if constexpr (boundary.value) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(key_loader, stage))) {
                     spread_nonfinite<ELEMENT>(dquery, KeyTile{key_tile.base + stage}, mask, lane);
                     __syncthreads();   // every warp has seen the keys
@@ -131,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq(const __g
                                                   !boundary.value || mask.visible(m, half, column + 1));
                             dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
                         }
-                mma_ab<ELEMENT>(dquery, dscore, key_row, stage + k * MMA_K * KeyTile::ROW_BYTES);
+                mma_ab<ELEMENT>(dquery, dscore, key_row + stage + k * MMA_K * KeyTile::ROW_BYTES);
             }
             if (NUM_STAGES == 2) {
                 stage = STAGE_BYTES - stage;

@@ -20,9 +20,9 @@ constexpr int M_TILES = BLOCK_M / NUM_WARPS / MMA_M;   // of a warp
 constexpr int N_TILES = BLOCK_N / MMA_N;
 constexpr int DIM_TILES = HEAD_DIM_V / MMA_N;
 
-// The step of O += P V before which the next key tile is fetched: at once, unless a tile's scores take
-// more registers than the output, when those of the first step have to be free.
-constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 1 : 0;
+// The step of O += P V before which the next key tile is fetched: the copy takes registers, and those of the
+// scores of earlier steps are free by then.
+constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 1 : BLOCK_N / MMA_K / 2;
 
 static_assert(BLOCK_M == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
 static_assert(HEAD_DIM % MMA_K == 0 && HEAD_DIM_V % MMA_K == 0 && BLOCK_N % MMA_K == 0, "whole mma steps");
@@ -69,9 +69,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         params.query.row_stride, params.head_dim, thread).load_async(num_queries);
     if (tiles.end > 0) key_loader.load_async(params.seqlen_k);
 
-    const uint32_t query_address = fragment_address(query_tile, warp_row, lane);
-    const uint32_t key_address = fragment_address_b(key_tile, 0, lane);
-    const uint32_t value_address = fragment_address(value_tile, 0, lane);
+    const FragmentAddress query_address = fragment_address(query_tile, warp_row, lane);
+    const FragmentAddress key_address = fragment_address_b(key_tile, 0, lane);
+    const FragmentAddress value_address = fragment_address(value_tile, 0, lane);
 
     float acc[M_TILES][DIM_TILES][4] = {};
     // A scale that is not positive would make a minimum of the maximum: the scores are multiplied by it beforehand.
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)
                 softmax.exponentiate<ELEMENT>(m, scores[m][2 * k], scores[m][2 * k + 1], weight[m]);
-            mma_ab<ELEMENT>(acc, weight, value_address, k * MMA_K * ValueTile::ROW_BYTES);
+            mma_ab<ELEMENT>(acc, weight, value_address + k * MMA_K * ValueTile::ROW_BYTES);
         }
     };
     int tile = 0;

@@ -7,34 +7,44 @@ constexpr int MMA_M = 16;
 constexpr int MMA_N = 8;
 constexpr int MMA_K = 16;
 
-// Where this lane points ldmatrix for a 16x16 block at row 0, column 0 of a tile.
+// Where a lane points ldmatrix for the 16x16 blocks in 16 rows of a tile. Its two parts stay apart, for tiles
+// whose rows are as long have the same lane parts, and the compiler keeps each in one register.
+struct FragmentAddress {
+    uint32_t lane_part;   // from the 16 rows to the lane's chunk of the block in column 0
+    uint32_t rows;
+
+    __device__ __forceinline__ FragmentAddress operator+(int bytes) const { return {lane_part, rows + bytes}; }
+
+    // Of the block in column k, 16 elements wide: a swizzled line holds four of them.
+    __device__ __forceinline__ uint32_t column(int k) const { return rows + (lane_part ^ k % 4 * 32) + k / 4 * 128; }
+};
+
 // A row-major block as the A operand, or a (key, dim) block transposed into the B operand.
 template <typename Tile>
-__device__ __forceinline__ uint32_t fragment_address(Tile tile, int row, int lane) {
-    return tile.address(row + lane % 16, lane / 16);
+__device__ __forceinline__ FragmentAddress fragment_address(Tile tile, int row, int lane) {
+    return {Tile{0}.address(lane % 16, lane / 16), tile.base + row * Tile::ROW_BYTES};
 }
 
 // A (key, dim) block whose rows are the columns of the B operand: K in S = Q K^T.
 template <typename Tile>
-__device__ __forceinline__ uint32_t fragment_address_b(Tile tile, int row, int lane) {
-    return tile.address(row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+__device__ __forceinline__ FragmentAddress fragment_address_b(Tile tile, int row, int lane) {
+    return {Tile{0}.address(lane / 16 * 8 + lane % 8, lane / 8 % 2), tile.base + row * Tile::ROW_BYTES};
 }
 
-// acc += A B^T, for row-major tiles A (rows, DEPTH) and B (columns, DEPTH). `stage`: bytes to B's buffer,
-// where there are several.
+// acc += A B^T, for row-major tiles A (rows, DEPTH) and B (columns, DEPTH).
 template <typename Element, int DEPTH, typename TileA, typename TileB, int M_TILES, int N_TILES>
-__device__ __forceinline__ void mma_abt(float (&acc)[M_TILES][N_TILES][4], uint32_t a_address, uint32_t b_address,
-                                        int stage = 0) {
+__device__ __forceinline__ void mma_abt(float (&acc)[M_TILES][N_TILES][4], FragmentAddress a_address,
+                                        FragmentAddress b_address) {
 #pragma unroll
     for (int k = 0; k < DEPTH / MMA_K; ++k) {
         uint32_t a[M_TILES][4];
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
-            ldmatrix_x4(a[m], fragment_column(a_address, k) + m * MMA_M * TileA::ROW_BYTES);
+            ldmatrix_x4(a[m], a_address.column(k) + m * MMA_M * TileA::ROW_BYTES);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             uint32_t b[4];
-            ldmatrix_x4(b, fragment_column(b_address, k) + stage + n * MMA_N * TileB::ROW_BYTES);
+            ldmatrix_x4(b, b_address.column(k) + n * MMA_N * TileB::ROW_BYTES);
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
                 mma_m16n8k16<Element>(acc[m][n], a[m], b[0], b[1]);
@@ -44,15 +54,14 @@ __device__ __forceinline__ void mma_abt(float (&acc)[M_TILES][N_TILES][4], uint3
     }
 }
 
-// acc += A B, for A fragments of 16 columns in registers and the 16 rows of a row-major tile B that begin
-// `offset` bytes behind b_address.
+// acc += A B, for A fragments of 16 columns in registers and 16 rows of a row-major tile B.
 template <typename Element, int M_TILES, int N_TILES>
 __device__ __forceinline__ void mma_ab(float (&acc)[M_TILES][N_TILES][4], const uint32_t (&a)[M_TILES][4],
-                                       uint32_t b_address, int offset) {
+                                       FragmentAddress b_address) {
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         uint32_t b[4];
-        ldmatrix_x4_trans(b, fragment_column(b_address, n / 2) + offset);
+        ldmatrix_x4_trans(b, b_address.column(n / 2));
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
             mma_m16n8k16<Element>(acc[m][n], a[m], b[0], b[1]);

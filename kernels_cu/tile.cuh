@@ -20,12 +20,6 @@ struct SharedTile {
     }
 };
 
-// The address of fragment column k (16 elements wide) from the address of column 0: a swizzled line
-// holds four of them.
-__device__ __forceinline__ uint32_t fragment_column(uint32_t address, int k) {
-    return (address ^ k % 4 * 32) + k / 4 * 128;
-}
-
 // One thread's share in copying the successive tiles of a matrix to shared memory: one chunk of each
 // line of every ROW_STEP-th row, so that eight threads read 128 consecutive bytes.
 template <int ROWS, int COLS, int NUM_THREADS>
