@@ -3,7 +3,14 @@
 #: Reason -> (file, line as the mutant has it, or how that line starts).
 EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "The step before which the next key tile is fetched decides how many registers are live, nothing else.": [
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = "),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N >= HEAD_DIM_V"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N <= HEAD_DIM_V"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_M > HEAD_DIM_V"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM ?"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 0"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 2"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? BLOCK_N"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 1 : BLOCK_N / MMA_K / 3"),
     ],
     "Every lane of a warp computes the same number of that warp.": [
         ("flash_fwd.cu", "const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 1);"),

@@ -184,7 +184,7 @@ def _of_text(file: str, text: str) -> Iterator[Mutant]:
 
 def _blank(text: str, strings: bool) -> str:
     """Comments, preprocessor lines and static assertions, and strings if wanted, replaced by spaces."""
-    pattern = r"//[^\n]*|^#[^\n]*|static_assert[^\n]*|__launch_bounds__|__align__\(\d+\)"
+    pattern = r"//[^\n]*|^#[^\n]*|static_assert[^\n]*|__launch_bounds__\([^)]*\)|__align__\(\d+\)"
     if strings:
         pattern += r'|"(?:\\.|[^"\\\n])*"'
     return re.sub(pattern, lambda m: " " * len(m[0]), text, flags=re.MULTILINE)
