@@ -7,7 +7,7 @@ import numpy as np
 from cupyflash import bounds, reference
 from cupyflash.testing import assert_same_bits, assert_within_bound, element_type
 
-DTYPES = ["float16", "bfloat16"]
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
 HALF_TYPES = DTYPES[:2]
 BOTTOM_RIGHT = {"causal": True, "align": "bottom-right"}
 TOP_LEFT = {"causal": True, "align": "top-left"}

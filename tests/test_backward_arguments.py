@@ -15,7 +15,6 @@ from tests.test_launch import offsets
 from tests.test_problem import fake_cupy
 
 gpu = test_launch.gpu  # a fixture
-taken = pytest.mark.parametrize("dtype", [np.float16])
 dtypes = pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 
 
@@ -153,7 +152,7 @@ def test_grads_out_that_overlap_each_other(dtype):
         backward_problem(q, q, q, q, q, lse, grads_out=(None, memory[1], memory[1, ::-1]))
 
 
-@taken
+@dtypes
 def test_a_refused_call_launches_nothing(gpu, dtype):
     lse_dtype = arguments(dtype)["lse"].dtype
     q, lse = gpu.array((4, 8), dtype), gpu.array((4,), lse_dtype)
@@ -171,7 +170,7 @@ def test_a_refused_call_launches_nothing(gpu, dtype):
     assert not gpu.launches and not gpu.modules
 
 
-@taken
+@dtypes
 def test_a_pullback_checks_what_it_is_given(dtype):
     q, k, v = (x.astype(dtype) for x in np.random.default_rng(0).standard_normal((3, 4, 8)))
     (out, lse), pullback = cupyflash.attention_vjp(q, k, v, return_lse=True)

@@ -52,7 +52,7 @@ def test_a_sequence_without_keys(backend, dtype):
 @all_types
 def test_as_many_rows_are_zero_as_see_no_key(backend, dtype):
     """FA#2199: whether rows of zeros are right, Lq = 129 and Lk = 10."""
-    inputs = normal(dtype, (1, 2, 129, 64), (1, 2, 10, 64), (1, 2, 10, 64))
+    inputs = normal(dtype, (1, 2, 129, 16), (1, 2, 10, 16), (1, 2, 10, 16))
     for results in checked(backend, inputs, **BOTTOM_RIGHT):
         assert (results.out[..., :119, :] == 0).all() and (results.out[..., 119:, :] != 0).any(axis=-1).all()
         # The next row sees one key, whose weight is 1 whatever it is.
@@ -114,7 +114,7 @@ def test_scores_below_the_smallest_exponent(backend, dtype, options):
 @pytest.mark.parametrize("seqlen_q", [1, 17])
 def test_one_key(backend, dtype, seqlen_q):
     """flashinfer#4451: NaN for rows with one key."""
-    inputs = normal(dtype, (2, seqlen_q, 64), (2, 1, 64), (2, 1, 64))
+    inputs = normal(dtype, (2, seqlen_q, 16), (2, 1, 16), (2, 1, 16))
     results, exact = checked(backend, inputs)
     assert (results.out == inputs[2]).all() and (exact.out == inputs[2]).all()
     dout = output_gradient(results.out).astype(np.float64)
@@ -124,7 +124,7 @@ def test_one_key(backend, dtype, seqlen_q):
 @all_types
 def test_keys_that_are_all_equal(backend, dtype):
     """PT#127055: NaN where the first key tiles of a row are masked, q = k = v = 1, L = 600."""
-    ones = np.ones((600 if dtype in HALF_TYPES else 200, 16), element_type(dtype))
+    ones = np.ones((600 if dtype in HALF_TYPES else 130, 16), element_type(dtype))
     for options in TOP_LEFT, {}:
         results, exact = checked(backend, (ones, ones, ones), **options)
         np.testing.assert_allclose(exact.out, 1)
@@ -136,7 +136,7 @@ def test_keys_that_are_all_equal(backend, dtype):
 @MASKS
 def test_awkward_lengths(backend, dtype, options):
     """cudnn-frontend#160: NaN in the backward at some lengths."""
-    for length in (1, 7, 63, 64, 65, 127, 129, 191) if dtype in HALF_TYPES else (1, 7, 63, 65, 127):
+    for length in (1, 7, 63, 64, 65, 127, 129, 191) if dtype in HALF_TYPES else (7, 65):
         checked(backend, normal(dtype, (length, 16), (length, 16), (length, 16)), **options)
 
 
@@ -146,7 +146,7 @@ def test_awkward_lengths(backend, dtype, options):
 @all_types
 def test_decoding_one_query(backend, dtype):
     """PT#144858, onnx#8054: a single query saw the first key only."""
-    inputs = normal(dtype, (1, 2, 1, 64), (1, 2, 16, 64), (1, 2, 16, 64))
+    inputs = normal(dtype, (1, 2, 1, 16), (1, 2, 16, 16), (1, 2, 16, 16))
     results, exact = checked(backend, inputs, **BOTTOM_RIGHT)
     full, full_exact = checked(backend, inputs)
     np.testing.assert_array_equal(exact.out, full_exact.out)
@@ -159,7 +159,7 @@ def test_decoding_one_query(backend, dtype):
 
 @all_types
 @pytest.mark.parametrize("seqlen_k", [4, 16])
-@pytest.mark.parametrize("seqlen_q", [1, 2, 4])
+@pytest.mark.parametrize("seqlen_q", [1, 4])
 def test_alignments_differ_unless_lengths_are_equal(backend, dtype, seqlen_q, seqlen_k):
     """executorch#22426, mlx#2835: two libraries align differently, without a word."""
     inputs = normal(dtype, (seqlen_q, 32), (seqlen_k, 32), (seqlen_k, 32))
@@ -192,7 +192,7 @@ def test_six_query_heads(backend, dtype, num_kv_heads):
     q, k, v = normal(dtype, (2, 6, 20, 16), (2, num_kv_heads, 30, 16), (2, num_kv_heads, 30, 16))
     results, _ = checked(backend, (q, k, v))
     dout = output_gradient(results.out)
-    for head in range(6):
+    for head in range(6) if dtype in HALF_TYPES else (1, 5):
         kv_head = head // (6 // num_kv_heads)
         alone, _ = checked(backend, (q[:, head], k[:, kv_head], v[:, kv_head]), dout=dout[:, head])
         for name in ("out", "lse", "dq") if num_kv_heads < 6 else alone._fields:
@@ -203,14 +203,14 @@ def test_six_query_heads(backend, dtype, num_kv_heads):
 def test_single_queries_of_grouped_heads(backend, dtype):
     """FA#1537, #1619: an error for one query, nine heads over three and sequences of different lengths."""
     for seqlen_k in 3, 5:
-        inputs = normal(dtype, (1, 9, 1, 32), (1, 3, seqlen_k, 32), (1, 3, seqlen_k, 32))
+        inputs = normal(dtype, (1, 9, 1, 16), (1, 3, seqlen_k, 16), (1, 3, seqlen_k, 16))
         checked(backend, inputs, **BOTTOM_RIGHT)
 
 
 @all_types
 def test_a_few_channels_are_large(backend, dtype):
     """TransformerEngine#3216: wrong for head_dim 256, batch 2 and grouped heads, which Gaussian inputs did not show."""
-    seqlen_q, seqlen_k = (40, 70) if dtype in HALF_TYPES else (10, 40)
+    seqlen_q, seqlen_k = (40, 70) if dtype in HALF_TYPES else (5, 20)
     inputs = normal(dtype, (2, 16, seqlen_q, 256), (2, 2, seqlen_k, 256), (2, 2, seqlen_k, 256))
     for x in inputs[:2]:
         x[..., [3, 100, 255]] *= 30
@@ -224,7 +224,7 @@ def test_a_few_channels_are_large(backend, dtype):
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 32), (32, 16), (64, 128), (128, 64)])
 def test_values_are_wider_or_narrower_than_keys(backend, dtype, head_dim, head_dim_v):
     """native-sparse-attention-triton#27: v was loaded under the mask of k, or dv under that of dk."""
-    checked(backend, normal(dtype, (1, 2, 30, head_dim), (1, 2, 50, head_dim), (1, 2, 50, head_dim_v)))
+    checked(backend, normal(dtype, (1, 2, 20, head_dim), (1, 2, 30, head_dim), (1, 2, 30, head_dim_v)))
 
 
 @all_types
@@ -232,8 +232,10 @@ def test_values_are_wider_or_narrower_than_keys(backend, dtype, head_dim, head_d
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 def test_head_dims_and_short_lengths(backend, dtype, head_dim, options):
     """triton#621, #4541, #2059, #1975: a part of D = 128, an ignored mask, wrong for short lengths."""
-    many = head_dim <= 64 and dtype in HALF_TYPES
-    lengths, seqlen_k = ((1, 2, 15, 16, 17, 63, 64, 65, 130), 130) if many else ((1, 17, 65), 70)
+    if dtype not in HALF_TYPES:
+        lengths, seqlen_k = (17,), 20
+    else:
+        lengths, seqlen_k = ((1, 2, 15, 16, 17, 63, 64, 65, 130), 130) if head_dim <= 64 else ((1, 17, 65), 70)
     for length in lengths:
         checked(backend, normal(dtype, (length, head_dim), (seqlen_k, head_dim), (seqlen_k, head_dim)), **options)
 
@@ -242,7 +244,7 @@ def test_head_dims_and_short_lengths(backend, dtype, head_dim, options):
 @pytest.mark.parametrize("seqlen_k", [10, 43, 77])
 def test_lengths_need_no_alignment(backend, dtype, seqlen_k):
     """xformers#813, #808, #683: key lengths that are not a multiple of 8 were refused."""
-    checked(backend, normal(dtype, (1, 2, 20, 32), (1, 2, seqlen_k, 32), (1, 2, seqlen_k, 32)))
+    checked(backend, normal(dtype, (1, 2, 20, 16), (1, 2, seqlen_k, 16), (1, 2, seqlen_k, 16)))
 
 
 @all_types
