@@ -103,7 +103,7 @@ def test_very_negative_scores_are_data(backend, dtype):
 @MASKS
 def test_scores_below_the_smallest_exponent(backend, dtype, options):
     """PT#196678: NaN in dq for 64 more queries than a multiple of 128, all scores -100."""
-    for length in (64, 704) if dtype in HALF_TYPES else (64, 192):
+    for length in (64, 704) if dtype in HALF_TYPES else (64,):
         q, k, v = normal(dtype, (length, 16), (length, 16), (length, 16))
         q[...], k[...] = -2.5, 2.5
         _, exact = checked(backend, (q, k, v), softmax_scale=1.0, **options)
@@ -124,7 +124,7 @@ def test_one_key(backend, dtype, seqlen_q):
 @all_types
 def test_keys_that_are_all_equal(backend, dtype):
     """PT#127055: NaN where the first key tiles of a row are masked, q = k = v = 1, L = 600."""
-    ones = np.ones((600 if dtype in HALF_TYPES else 130, 16), element_type(dtype))
+    ones = np.ones((600 if dtype in HALF_TYPES else 70, 16), element_type(dtype))
     for options in TOP_LEFT, {}:
         results, exact = checked(backend, (ones, ones, ones), **options)
         np.testing.assert_allclose(exact.out, 1)
@@ -251,8 +251,8 @@ def test_lengths_need_no_alignment(backend, dtype, seqlen_k):
 def test_every_length_of_a_cache(backend, dtype):
     """torchtitan#3235: NaN at some lengths of the cache."""
     q, k, v = normal(dtype, (1, 16), (600, 16), (600, 16))
-    around = [n + d for n in ((64, 128, 512) if dtype in HALF_TYPES else (64,)) for d in (-1, 0, 1)]
-    for seqlen_k in [*range(1, 600, 53 if dtype in HALF_TYPES else 150), *around]:
+    around_tiles = [n + d for n in (64, 128, 512) for d in (-1, 0, 1)]
+    for seqlen_k in [*range(1, 600, 53), *around_tiles] if dtype in HALF_TYPES else (1, 17, 64, 65):
         checked(backend, (q, k[:seqlen_k], v[:seqlen_k]))
 
 

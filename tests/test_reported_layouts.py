@@ -46,8 +46,8 @@ def test_keys_shared_by_broadcasting(backend, dtype):
 @all_types
 def test_a_slice_of_a_cache_gives_the_bits_of_its_copy(backend, dtype):
     """FA#1417: slicing the cache changed results a little."""
-    q, k, v = normal(dtype, (2, 3, 1, 16), (2, 3, 600, 16), (2, 3, 600, 16))
-    k, v = k[:, :, :333], v[:, :, :333]
+    q, k, v = normal(dtype, (1, 3, 1, 16), (1, 3, 100, 16), (1, 3, 100, 16))
+    k, v = k[:, :, :77], v[:, :, :77]
     assert_same(checked(backend, (q, k, v))[0], checked(backend, (q, k.copy(), v.copy()))[0])
 
 
@@ -101,14 +101,17 @@ def test_the_gradient_of_a_sum_has_stride_zero(backend, dtype):
 @all_types
 def test_out_and_its_gradient_need_not_lie_alike(backend, dtype):
     """FlagAttention PR 1, PT#133671, FA#91, ROCm/flash-attention#40: one was read with the strides of the other."""
-    inputs = normal(dtype, (2, 3, 20, 16), (2, 3, 30, 16), (2, 3, 30, 16))
+    inputs = normal(dtype, (1, 3, 20, 16), (1, 3, 30, 16), (1, 3, 30, 16))
     expected, _ = checked(backend, inputs)
     dout = output_gradient(expected.out)
-    concatenated = np.concatenate([dout, np.full_like(dout, np.nan)], axis=1)[:, :3]
-    for out_view in "rows before heads", "columns first":
+    concatenated = np.concatenate([dout, np.full_like(dout, np.nan)], axis=-1)[..., :16]
+    for out_view, other in (
+        ("rows before heads", concatenated),
+        ("columns first", laid_out(dout, "rows before heads")),
+        ("plain", laid_out(dout, "reversed axes")),
+    ):
         out = laid_out(np.full_like(expected.out, np.nan), out_view)
-        for other in concatenated, laid_out(dout, "rows before heads"), laid_out(dout, "reversed axes"):
-            assert_same(checked(backend, inputs, dout=other, out=out)[0], expected)
+        assert_same(checked(backend, inputs, dout=other, out=out)[0], expected)
 
 
 # The same bits
@@ -117,10 +120,10 @@ def test_out_and_its_gradient_need_not_lie_alike(backend, dtype):
 @all_types
 def test_results_repeat(backend, dtype):
     """FA#2244: dq differed in 29 of 30 runs."""
-    inputs = normal(dtype, (2, 4, 70, 16), (2, 2, 90, 16), (2, 2, 90, 16))
+    inputs = normal(dtype, (1, 4, 40, 16), (1, 2, 70, 16), (1, 2, 70, 16))
     first, _ = checked(backend, inputs, **BOTTOM_RIGHT)
     dout = output_gradient(first.out)
-    for _ in range(4 if dtype in HALF_TYPES else 2):
+    for _ in range(4 if dtype in HALF_TYPES else 1):
         out, lse = backend.attention(*inputs, **BOTTOM_RIGHT)
         assert_same((out, lse, *backend.attention_backward(dout, *inputs, out, lse, **BOTTOM_RIGHT)), first)
 
