@@ -8,6 +8,7 @@ import numpy as np
 
 from cupyflash._config import (
     ELEMENT,
+    KIB,
     LINE_BYTES,
     WARP_SIZE,
     KernelConfig,
@@ -17,6 +18,7 @@ from cupyflash._config import (
     grid_of,
     one_thread_each,
     round_up,
+    shared_memory_per_block,
 )
 from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
 
@@ -43,7 +45,7 @@ def flash_bwd_dkdv_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTi
         return BackwardTile(16, 64, 4, 2) if head_dim <= 128 else BackwardTile(16, 32, 2, 1)
     if head_dim <= 64:
         return BackwardTile(32, 128, 4, 2)
-    return BackwardTile(32, 64, 4, 2) if head_dim <= 128 else BackwardTile(16, 64, 4, 2)
+    return BackwardTile(32, 64, 4, _num_stages(arch)) if head_dim <= 128 else BackwardTile(16, 64, 4, 2)
 
 
 def flash_bwd_dq_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTile:
@@ -53,7 +55,7 @@ def flash_bwd_dq_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTile
             return BackwardTile(64, 64, 4, 2)
         return BackwardTile(64, 32, 4, 2) if head_dim <= 128 else BackwardTile(32, 16, 2, 2)
     if head_dim <= 64:
-        return BackwardTile(128, 64, 4, 2)
+        return BackwardTile(128, 64, 4, _num_stages(arch))
     return BackwardTile(128, 32, 4, 1) if head_dim <= 128 else BackwardTile(64, 16, 4, 2)
 
 
@@ -74,6 +76,11 @@ def flash_bwd_dq_fma_tile(dtype: np.dtype, head_dim: int, head_dim_v: int, arch:
     """Tile sizes of ``flash_bwd_dq_fma``: those of the kernel for keys, with the roles exchanged."""
     tile = flash_bwd_dkdv_fma_tile(dtype, head_dim, head_dim_v, arch)
     return Tile(block_m=tile.block_n, block_n=tile.block_m, num_warps=tile.num_warps)
+
+
+def _num_stages(arch: str) -> int:
+    """One buffer where a second would take the room of a second block on the multiprocessor."""
+    return 2 if shared_memory_per_block(arch) >= 128 * KIB else 1
 
 
 def one_pass_for_keys_and_values(problem: Problem) -> bool:

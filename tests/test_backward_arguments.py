@@ -241,6 +241,18 @@ def test_tiles_fit(head_dim, head_dim_v, arch):
     assert _backward_config.flash_bwd_delta(call).grid == 6 * 300 // 4
 
 
+@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch != "sm_75"])
+def test_two_blocks_share_a_multiprocessor(arch):
+    """Its shared memory is what one block may have and the kilobyte that each block takes besides."""
+    roomy = _config.shared_memory_per_block(arch) >= 163 * 1024
+    for head_dim in 64, 128:
+        call = problem(head_dim, head_dim)
+        dq = _backward_config.flash_bwd_dq(call, arch, 6)
+        dkdv = _backward_config.flash_bwd_dkdv(call, arch, 3, with_dkey=True, with_dvalue=True)
+        for config in [dkdv, dq] if roomy or head_dim == 64 else [dkdv]:
+            assert 2 * (config.shared_bytes + 1024) <= _config.shared_memory_per_block(arch) + 1024
+
+
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIMS)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86"])
 def test_shared_memory_is_what_the_kernels_use(head_dim, head_dim_v, arch):
