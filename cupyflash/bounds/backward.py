@@ -12,17 +12,20 @@ dimensions are one product with a live accumulator each; float32 and float64 sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from cupyflash import reference
+from cupyflash._config import WARP_SIZE
 from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._problem import FLOAT64, HALF_TYPES, Align, Problem
 from cupyflash.bounds.forward import (
     EXP_ERROR,
     FLUSH,
+    FMA_TILES,
     ILL_CONDITIONED,
     SLACK,
     U32,
@@ -39,7 +42,6 @@ from cupyflash.bounds.forward import (
     weight_error,
 )
 
-FMA_TILES = (8, 64)  # the fewest and the most rows of a tile that float32 and float64 sum over
 _MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
 
 
@@ -201,10 +203,9 @@ def _fma(problem: Problem, pairs: _Pairs) -> _Errors:
     """Errors of the tiled kernels in float32 or float64: P from lse, each tile's sums by themselves."""
     forward, arithmetic = pairs.forward, Arithmetic.of(problem.dtype)
     unit, flush = astuple(arithmetic)
-    # q . k, the rounded scale and the product with it; the difference to lse; exp, 2 ulp, and 2 u for what is of
-    # second order.
+    # q . k and the rounded scale; the fused difference to lse; exp, 2 ulp, and 2 u for what is of second order.
     exponent = (
-        gamma(problem.head_dim + 2, unit) * forward.products
+        gamma(problem.head_dim + 1, unit) * forward.products
         + unit * (np.abs(pairs.scores - pairs.lse) + 6)
         + pairs.lse_error
         + flushed_score(problem, forward, flush, forward.factors)
@@ -235,10 +236,11 @@ def _dweight_error(problem: Problem, pairs: _Pairs) -> np.ndarray:
 
 
 def _delta_error(problem: Problem, pairs: _Pairs) -> np.ndarray:
-    """Of rowsum(dout * out) - dlse by fused multiply-adds, from the given out."""
+    """Of rowsum(dout * out) - dlse, from the given out: a warp, each lane by fused multiply-adds."""
     unit, flush = astuple(Arithmetic.of(problem.dtype))
     dout, out = np.abs(pairs.dout), np.abs(pairs.out)
-    error = pairs.delta_error + gamma(problem.head_dim_v + 2, unit) * (dout * out).sum(axis=-1, keepdims=True)
+    num_roundings = min(problem.head_dim_v, -(-problem.head_dim_v // WARP_SIZE) + int(math.log2(WARP_SIZE)))
+    error = pairs.delta_error + gamma(num_roundings, unit) * (dout * out).sum(axis=-1, keepdims=True)
     error = error + flush * (problem.head_dim_v + 2 + (dout + out).sum(axis=-1, keepdims=True))
     return error + unit * (np.abs(pairs.delta) + error)
 

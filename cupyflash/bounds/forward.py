@@ -34,8 +34,8 @@ FLUSH = 2.0**-126  # below it float32 kernels compute with 0
 U64 = 2.0**-53
 EXP_ERROR = 5 * U32  # ex2.approx: 2 ulp from the correctly rounded value
 MIN_KEY_TILE = 32  # the smallest BLOCK_N: no row is rescaled more often than ceil(S / 32) times
-FMA_KEY_TILES = (16, 64)  # the smallest and the largest BLOCK_N of float32 and float64
-ROW_LANES = 16  # of them share the keys of a tile
+FMA_TILES = (16, 64)  # the fewest and the most rows of a tile that float32 and float64 kernels sum over
+ROW_LANES = 16  # share the keys of a tile there
 ILL_CONDITIONED = 0.25  # how far the weight of a key may be off, against the row's largest, for a bound to be claimed
 SLACK = 1 + 1e-4  # what is of second order: roundings here, and in the reference before its last
 
@@ -217,7 +217,7 @@ def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
     """Bounds for the tiled kernel in float32 or float64: online softmax in base e, each tile's P V summed by itself."""
     unit, flush = astuple(Arithmetic.of(problem.dtype))
     num_keys = problem.seqlen_k
-    smallest_tile, largest_tile = FMA_KEY_TILES
+    smallest_tile, largest_tile = FMA_TILES
     num_tiles = -(-num_keys // smallest_tile)
     # q . k, the rounded scale and the product with it; then the distance to the running maximum, the rescaling
     # arguments, together 2 |x|, and 8 for what is of second order.
