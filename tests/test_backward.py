@@ -11,7 +11,7 @@ import cupyflash
 from cupyflash import _launch, bounds, testing
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
-from tests import poisoned
+from tests import backward_checks, poisoned
 
 
 def check(backend, problem, arch="sm_80"):
@@ -126,14 +126,19 @@ def test_a_non_finite_value_changes_only_what_sees_it(backend, problem, where):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_errors_have_no_bias(backend, dtype):
-    """A weight, a dS or a result that is truncated instead of rounded errs to one side."""
     problem = BackwardProblem(Problem(dtype, (2,), (2,), (2,), 128, 128, 64, 64, values="one sign", seed=5), "one sign")
     *_, gradients, exact, _ = check(backend, problem)
-    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
     for gradient, values in zip(gradients, exact, strict=True):
-        large = np.abs(values) > np.median(np.abs(values))
-        bias = np.mean(((gradient.astype(np.float64) - values) / (unit * values))[large])
-        assert abs(bias) < 0.15
+        backward_checks.assert_unbiased(gradient, values)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dims", [(16, 16), (80, 64)])
+def test_nonfinite_rows_reach_who_sees_them(backend, dtype, head_dims):
+    forward = Problem(dtype, (), (), (), 150, 150, *head_dims, causal=True, align="bottom-right", seed=6)
+    backward_checks.assert_nonfinite_rows_reach_who_sees_them(
+        backend, BackwardProblem(forward, with_dlse=True), "sm_80"
+    )
 
 
 def test_a_row_without_keys_and_a_key_without_rows_have_gradient_zero(backend):

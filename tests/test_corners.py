@@ -5,6 +5,7 @@ import pytest
 
 from cupyflash import bounds, reference, testing
 from cupyflash.testing import element_type
+from tests import accuracy
 
 DTYPES = ("float16", "bfloat16")
 
@@ -72,3 +73,8 @@ def test_rescaling_by_a_factor_near_one(backend):
     _assert_within_bounds(
         backend, q, k, np.sign(np.arange(24 * 128) - 1535.5)[:, None].astype(np.float16), softmax_scale=1.0
     )
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, "float32", "float64"))
+def test_the_largest_score_in_each_place(backend, dtype):
+    accuracy.assert_maximum_is_found(backend, element_type(dtype))

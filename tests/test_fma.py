@@ -8,9 +8,9 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from cupyflash import _config, attention, ptxsim, reference, testing
+from cupyflash import _config, _launch, _source, attention, ptxsim, reference, testing
 from cupyflash.testing import AttentionProblem as Problem
-from tests import poisoned
+from tests import accuracy, backends, fma_work, poisoned
 
 DTYPES = ["float32", "float64"]
 FAMILIES = [family for family in testing.FAMILIES if family != "underflowing weights"]  # a matter of float16
@@ -158,3 +158,64 @@ def test_key_tiles_that_nobody_sees_are_not_read(dtype):
     row_bytes = 64 * q.itemsize
     key_rows = sum(first + tile.block_m for first in range(0, 256, tile.block_m))
     assert profile.kernels[0].global_load_bytes == (256 + 2 * key_rows) * row_bytes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp_and_log_are_accurate(backend, arch, dtype):
+    """To 2 ulp: far closer than any bound on a result asks for."""
+    accuracy.assert_exp_is_accurate(backend, dtype, arch)
+    accuracy.assert_log_is_accurate(backend, dtype, arch)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_is_no_approximation(dtype):
+    """The simulator rounds ``lg2.approx`` correctly, as no GPU does: only the PTX tells one log from the other."""
+    defines = _config.flash_fwd_fma_defines(np.dtype(dtype), 64, 64, causal=False, arch="sm_80")
+    ptx = ptxsim.compile_ptx(_source.render("flash_fwd_fma", defines), _launch.OPTIONS, arch="sm_80")
+    assert "lg2.approx" not in ptx and ("ex2.approx" in ptx) == (dtype == np.float32)  # a part of its exp
+
+
+@pytest.mark.parametrize("simulated", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("position", [None, 15 * 192])
+def test_the_order_of_warps_does_not_matter(simulated, dtype, position):
+    """No warp reads what another has yet to write, or writes what another still reads; beside an infinity, too."""
+    q, k, v = Problem(dtype, (), (), (), 14, 40, 256, 192, causal=True, align="bottom-right", seed=9).inputs()
+    if position is not None:
+        v.reshape(-1)[-position] = np.inf
+    simulator = backends.Simulator()
+    options = {"arch": simulated, "causal": True, "align": "bottom-right"}
+    out, lse = simulator.attention(q, k, v, **options)
+    with ptxsim.settings(schedule="random", seed=9):
+        again, lse_again = simulator.attention(q, k, v, **options)
+    testing.assert_same_bits(again, out)
+    testing.assert_same_bits(lse_again, lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dims", [(16, 13), (250, 203)])
+def test_nonfinite_values_reach_who_sees_them(backend, dtype, head_dims):
+    problem = Problem(dtype, (), (), (), 70, 70, *head_dims, causal=True, align="bottom-right")
+    testing.check_nonfinite_values_reach_who_sees_them(backend.attention, problem)
+
+
+@settings(max_examples=10)
+@given(
+    arch=st.sampled_from(["sm_75", "sm_80"]),
+    dtype=st.sampled_from(DTYPES),
+    seqlens=st.tuples(st.integers(1, 200), st.integers(1, 200)),
+    head_dims=st.sampled_from([(16, 16), (64, 36), (128, 128), (256, 192)]),
+    align=st.sampled_from([None, "bottom-right", "top-left"]),
+)
+def test_nothing_is_read_or_awaited_twice(arch, dtype, seqlens, head_dims, align):
+    problem = Problem(dtype, (2,), (2,), (2,), *seqlens, *head_dims, causal=align is not None, align=align)
+    fma_work.assert_least(problem, arch)
+
+
+@pytest.mark.parametrize("align", [None, "bottom-right"])
+def test_only_boundary_tiles_cost_a_mask(align):
+    """In float32, whose functions take the same instructions for all numbers."""
+    problem = Problem(
+        "float32", head_dim=256, head_dim_v=256, causal=align is not None, align=align, softmax_scale=1e-37
+    )
+    fma_work.assert_fewest_masks(problem, "sm_80")

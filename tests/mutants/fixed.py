@@ -23,7 +23,7 @@ class Fault:
         return Mutant("fixed", self.file, text.index(self.right), self.right, self.wrong)
 
 
-FAULTS = [
+FORWARD = [
     Fault(
         "accumulators keep the scale of the last maximum",
         "softmax.cuh",
@@ -144,3 +144,178 @@ FAULTS = [
         "(index % size[0]) * stride[dim]",
     ),
 ]
+
+BACKWARD = [
+    Fault("delta is dropped", "weight.cuh", "weight.x * (dweight[0] - delta.x)", "weight.x * dweight[0]"),
+    Fault("a query's lse is its neighbour's", "weight.cuh", "-lse_log2.x)", "-lse_log2.y)"),
+    Fault("dlse of the wrong sign", "flash_bwd_delta.cu", "delta - params.dlse[query]", "delta + params.dlse[query]"),
+    Fault("two lanes are left out of delta", "flash_bwd_delta.cu", "lanes > 0;", "lanes > 1;"),
+    Fault("dq is not scaled", "flash_bwd_dq.cu", "dquery, params.scale, lane", "dquery, 1.0f, lane"),
+    Fault(
+        "dout of the other stage",
+        "flash_bwd_dkdv.cu",
+        "dout_loader.load_async(queries_left, stage);",
+        "dout_loader.load_async(queries_left, STAGE_BYTES - stage);",
+    ),
+    Fault(
+        "queries that do not exist are read",
+        "flash_bwd_dq.cu",
+        "row < num_queries ? rows(params.delta)[first_query + row] : 0.0f",
+        "rows(params.delta)[first_query + row]",
+    ),
+    Fault(
+        "queries in transposed order",
+        "flash_bwd_dkdv.cu",
+        "mma_ab<ELEMENT>(dkey, dscore, query_row,",
+        "mma_ab<ELEMENT>(dkey, dscore, query_column,",
+    ),
+    Fault("the diagonal has no gradient", "mask.cuh", "column >= limit[m][half]", "column > limit[m][half]"),
+    Fault(
+        "the first query tile is left out",
+        "block_range.cuh",
+        "min(sees_first / BLOCK_M, int64_t(end))",
+        "min((sees_first + BLOCK_M - 1) / BLOCK_M, int64_t(end))",
+    ),
+    Fault(
+        "query tiles that see nothing are visited",
+        "block_range.cuh",
+        "return {begin, interior, end};",
+        "return {0, interior, end};",
+    ),
+    Fault(
+        "a summed dimension takes the strides of the others",
+        "common.cuh",
+        "reduced.offset(reduced_index, reduced_stride)",
+        "reduced.offset(reduced_index, owner_stride)",
+    ),
+    Fault(
+        "the next query tile overwrites the one in use",
+        "flash_bwd_dkdv.cu",
+        "__syncthreads();   // this stage has landed, and every warp is done with the other",
+        "",
+    ),
+    Fault(
+        "the next key tile overwrites the only stage",
+        "flash_bwd_dq.cu",
+        "__syncthreads();   // every warp is done with the only stage",
+        "",
+    ),
+    Fault(
+        "copies may land on gradients",
+        "flash_bwd_dkdv.cu",
+        "cp_async_wait_group<0>();\n        __syncthreads();   // every warp is done with all tiles",
+        "__syncthreads();   // every warp is done with all tiles",
+    ),
+    Fault(
+        "dout is cleaned while others look for NaN",
+        "flash_bwd_dkdv.cu",
+        "__syncthreads();   // every warp has seen the values",
+        "",
+    ),
+    Fault(
+        "NaN of dout passes a weight of 0", "flash_bwd_dkdv.cu", "remove_nonfinite<ELEMENT>(dout_loader, stage);", ""
+    ),
+    Fault(
+        "infinite dout does not reach the keys that it sees",
+        "flash_bwd_dkdv.cu",
+        "if (WITH_DVALUE) spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, mask, lane);",
+        "",
+    ),
+]
+
+FMA = [
+    # In float32 alone: no bound is as tight as what is said of exp and log.
+    Fault(
+        "exp is an approximation",
+        "flash_fwd_fma.cu",
+        "scores[m][n] = exp(scores[m][n] - row_max[m]);",
+        "scores[m][n] -= row_max[m];\n"
+        "scores[m][n] = sizeof(ELEMENT) == 4 ? ex2_approx(scores[m][n] * LOG2_E) : exp(scores[m][n]);",
+    ),
+    Fault(
+        "log is an approximation",
+        "flash_fwd_fma.cu",
+        "log(row_sum[m])",
+        "(sizeof(ELEMENT) == 4 ? LN2 * lg2_approx(row_sum[m]) : log(row_sum[m]))",
+    ),
+    Fault("rows without keys divide by 0", "flash_fwd_fma.cu", "row_sum[m] == ELEMENT(0) ? ELEMENT(0) : x", "x"),
+    Fault("lse without the maximum", "flash_fwd_fma.cu", "row_max[m] + log(row_sum[m])", "log(row_sum[m])"),
+    Fault(
+        "one key of a lane is not compared",
+        "flash_fwd_fma.cu",
+        "int n = 1; n < THREAD_COLUMNS",
+        "int n = 2; n < THREAD_COLUMNS",
+    ),
+    Fault(
+        "a value tile overwrites the keys in use",
+        "flash_fwd_fma.cu",
+        "__syncthreads();   // every warp is done with the key tile",
+        "",
+    ),
+    Fault(
+        "the last vector of a row is not stored", "fma.cuh", "|| column >= head_dim)", "|| column + VECTOR >= head_dim)"
+    ),
+    Fault(
+        "halves of a double in swapped order",
+        "fma.cuh",
+        "__hiloint2double(bits.y, bits.x)",
+        "__hiloint2double(bits.x, bits.y)",
+    ),
+    Fault("keys that do not exist have weight", "mask_fma.cuh", " && column < num_keys", ""),
+    Fault(
+        "every row of a thread has the first one's mask",
+        "mask_fma.cuh",
+        "column - row_step(m) <= diagonal",
+        "column <= diagonal",
+    ),
+    Fault(
+        "one query too few for a key", "mask_fma.cuh", "column - row_step(m) >= first", "column - row_step(m) > first"
+    ),
+    Fault(
+        "exp of a gradient's weight is an approximation",
+        "weight_fma.cuh",
+        "return exp(fma(score, scale, -shift));",
+        "score = fma(score, scale, -shift);\nreturn sizeof(ELEMENT) == 4 ? ex2_approx(score * LOG2_E) : exp(score);",
+    ),
+    Fault(
+        "the next query tile takes the place of the last",
+        "flash_bwd_dkdv_fma.cu",
+        "query_reloader.load_async(num_queries);",
+        "query_loader.load_async(num_queries);",
+    ),
+    Fault(
+        "queries overwrite dout in use",
+        "flash_bwd_dkdv_fma.cu",
+        "__syncthreads();   // every warp is done with the dout tile, and with its weights",
+        "",
+    ),
+    Fault(
+        "a lane multiplies what another has yet to write",
+        "flash_bwd_dq_fma.cu",
+        "__syncwarp();   // only the lanes of a warp share its rows",
+        "",
+    ),
+    Fault(
+        "the sum of the last tile alone",
+        "fma.cuh",
+        "total[m][c][e] += part[m][c][e];",
+        "total[m][c][e] = part[m][c][e];",
+    ),
+]
+
+NAIVE = [
+    Fault(
+        "the standard method drops the maximum",
+        "attention_naive.cu",
+        "params.lse[row] = safe_max + ",
+        "params.lse[row] = ",
+    ),
+    Fault(
+        "the standard method drops dlse",
+        "attention_naive_bwd.cu",
+        "if (params.dlse) delta -= params.dlse[row];",
+        "",
+    ),
+]
+
+FAULTS = [*FORWARD, *BACKWARD, *FMA, *NAIVE]

@@ -1,15 +1,27 @@
 """Kernel sources -> mutants, by patterns: no line numbers, so that they follow the sources as these change."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from unittest import mock
 
 import kernels_cu
-from cupyflash import _launch, _source
+from cupyflash import _source
 
-ENTRY_FILES = ("flash_fwd.cu", "strided_copy.cu")
+ENTRY_FILES = (
+    "flash_fwd.cu",
+    "flash_bwd_delta.cu",
+    "flash_bwd_dkdv.cu",
+    "flash_bwd_dq.cu",
+    "flash_fwd_fma.cu",
+    "flash_bwd_dkdv_fma.cu",
+    "flash_bwd_dq_fma.cu",
+    "attention_naive.cu",
+    "attention_naive_bwd.cu",
+    "strided_copy.cu",
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +60,7 @@ class Mutant:
 def planted(file: str, text: str) -> Iterator[None]:
     """Within the block, kernels are compiled with this text as ``file``."""
     original = kernels_cu.source
-    with (
-        mock.patch.object(kernels_cu, "source", lambda name: text if name == file else original(name)),
-        mock.patch.object(_launch, "_memo", {}),
-    ):
+    with mock.patch.object(kernels_cu, "source", lambda name: text if name == file else original(name)):
         _source._resolved.cache_clear()
         try:
             yield
@@ -59,9 +68,10 @@ def planted(file: str, text: str) -> Iterator[None]:
             _source._resolved.cache_clear()
 
 
-def source_files() -> list[str]:
-    """The files that the tested kernels consist of."""
-    files, remaining = [], list(ENTRY_FILES)
+@functools.cache
+def source_files(*entries: str) -> list[str]:
+    """The files that kernels consist of."""
+    files, remaining = [], list(entries)
     while remaining:
         name = remaining.pop(0)
         if name not in files:
@@ -117,6 +127,19 @@ _NAMES = {
     "key": ("value",),
     "value": ("key",),
     "query": ("key",),
+    "first_query": ("first_key",),
+    "first_key": ("first_query",),
+    "owner": ("reduced",),
+    "reduced": ("owner",),
+    "begin": ("end",),
+    "interior": ("end",),
+    "end": ("interior",),
+    "lse_log2": ("delta",),
+    "delta": ("lse_log2",),
+    "scale": ("scale_log2",),
+    "stage": ("0",),
+    "exp": ("__expf",),
+    "log": ("__logf",),
     "int64_t": ("int",),
     "ldmatrix_x4": ("ldmatrix_x4_trans",),
     "ldmatrix_x4_trans": ("ldmatrix_x4",),
@@ -143,11 +166,12 @@ _DECLARATION = re.compile(
 def mutants() -> list[Mutant]:
     """All of them, in the order of the sources."""
     found = {}
-    for file in source_files():
+    files = source_files(*ENTRY_FILES)
+    for file in files:
         text = kernels_cu.source(file)
         for mutant in _of_text(file, text):
             found.setdefault((file, mutant.start, mutant.old, mutant.new), mutant)
-    return sorted(found.values(), key=lambda m: (source_files().index(m.file), m.start, m.new))
+    return sorted(found.values(), key=lambda m: (files.index(m.file), m.start, m.new))
 
 
 def _of_text(file: str, text: str) -> Iterator[Mutant]:

@@ -1,8 +1,8 @@
-"""One mutant -> whether the battery catches it, and what does."""
+"""One mutant: whether the battery catches it, and what does."""
 
 import functools
 
-from cupyflash import ptxsim
+from cupyflash import _launch, ptxsim
 from tests.mutants import battery, generate
 
 CAUGHT, EQUIVALENT, SURVIVED, NOT_COMPILED, UNCHANGED = "caught", "equivalent", "SURVIVED", "not compiled", "unchanged"
@@ -10,18 +10,27 @@ CAUGHT, EQUIVALENT, SURVIVED, NOT_COMPILED, UNCHANGED = "caught", "equivalent", 
 
 def judge(mutant: generate.Mutant, tick=lambda: None) -> tuple[str, str]:
     """(outcome, why); ``tick`` is called before each case of the battery."""
-    original_ptx()
+    original_sources()
     with generate.planted(mutant.file, mutant.applied()):
         try:
-            failure = battery.first_failure(original_ptx(), tick)
+            failure = battery.first_failure(original_sources(), tick)
         except ptxsim.CompileError as error:
             return NOT_COMPILED, str(error).splitlines()[0]
         except battery.Unchanged:
             return UNCHANGED, ""
+        finally:
+            _forget_mutants()
     return (CAUGHT, failure) if failure else (SURVIVED, "")
 
 
 @functools.cache
-def original_ptx() -> dict[battery.Case, tuple[str, ...]]:
-    """What the battery's kernels compile to without a fault."""
-    return {case: case.ptx() for case in battery.CASES}
+def original_sources() -> dict[battery.Case, tuple[str, ...]]:
+    """What the battery's kernels are compiled from without a fault."""
+    return {case: case.sources() for case in battery.CASES}
+
+
+def _forget_mutants():
+    """Keeps kernels without the fault, which the next mutant may launch again."""
+    originals = {source for sources in original_sources().values() for source in sources}
+    for key in [key for key in _launch._memo if key[2] not in originals]:
+        del _launch._memo[key]

@@ -10,7 +10,7 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.mutants.judge import CAUGHT, judge, original_ptx
+from tests.mutants.judge import CAUGHT, judge, original_sources
 
 TIMEOUT = 40  # seconds for one case of the battery; a loop that does not end is a fault that shows
 
@@ -93,7 +93,7 @@ def _serve(connection, cache):
     os.environ["CUPYFLASH_CACHE_DIR"] = cache
     sys.stdout = sys.stderr = open(os.devnull, "w")  # compilers and NumPy warn about mutants
     try:
-        original_ptx()
+        original_sources()
         kept = set(Path(cache).iterdir())
         connection.send(("ready", ""))
         while True:
