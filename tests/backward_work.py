@@ -20,7 +20,7 @@ def flash_bwd_dq(problem: Problem, arch: str) -> Work:
         masked = visited - seen(problem, first_query) // tile.block_n
         tiles += visited
         loaded_keys += min(visited * tile.block_n, problem.seqlen_k)
-        barriers += _barriers(tile, visited, problem.causal * masked)
+        barriers += _barriers(tile, visited, masked)
     head_dim, head_dim_v = _padded(problem)
     return Work(
         mma_flops=problem.num_batches * tiles * 2 * tile.block_m * tile.block_n * (2 * head_dim + head_dim_v),

@@ -160,14 +160,14 @@ BACKWARD = [
     Fault(
         "queries that do not exist are read",
         "flash_bwd_dq.cu",
-        "row < num_queries ? rows(params.delta)[first_query + row] : 0.0f",
-        "rows(params.delta)[first_query + row]",
+        "row < num_queries ? delta_rows[row] : 0.0f",
+        "delta_rows[row]",
     ),
     Fault(
         "queries in transposed order",
         "flash_bwd_dkdv.cu",
-        "mma_ab<ELEMENT>(dkey, dscore, query_row,",
-        "mma_ab<ELEMENT>(dkey, dscore, query_column,",
+        "mma_ab<ELEMENT>(dkey, dscore, query_row +",
+        "mma_ab<ELEMENT>(dkey, dscore, query_column +",
     ),
     Fault("the diagonal has no gradient", "mask.cuh", "column >= limit[m][half]", "column > limit[m][half]"),
     Fault(
