@@ -14,7 +14,7 @@ ARCHITECTURES = ["sm_75", "sm_80", "sm_86"]
 A100_FLOPS_PER_CYCLE = 2048  # of one multiprocessor, for a float16 product with float32 sums
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     arch=st.sampled_from(ARCHITECTURES),
     seqlens=st.tuples(testing.seqlens(), st.integers(1, 300)).filter(all),
