@@ -2,9 +2,17 @@
 
 ``attention`` and ``attention_backward`` bound the functions of those names in :mod:`cupyflash`, ``attention_naive``
 and ``attention_naive_backward`` those in :mod:`cupyflash.naive`. A bound is infinite where a call promises nothing.
+``attention_terms`` and ``attention_backward_terms`` say what each source of error contributes to a bound.
 """
 
-from cupyflash.bounds.backward import attention_backward, attention_naive_backward
-from cupyflash.bounds.forward import attention, attention_naive
+from cupyflash.bounds.backward import attention_backward, attention_backward_terms, attention_naive_backward
+from cupyflash.bounds.forward import attention, attention_naive, attention_terms
 
-__all__ = ["attention", "attention_backward", "attention_naive", "attention_naive_backward"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "attention_backward_terms",
+    "attention_naive",
+    "attention_naive_backward",
+    "attention_terms",
+]

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -79,8 +80,73 @@ def attention_backward(
         dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
         grads_out=grads_out, gradient_dtype=FLOAT64,
     )  # fmt: skip
-    errors = _tiled if problem.dtype in HALF_TYPES else _fma
-    return _returned(problem, errors, (dout, q, k, v, out, lse, dlse), grads_out)
+    return _returned(problem, _tiled_errors, (dout, q, k, v, out, lse, dlse), grads_out)
+
+
+def attention_backward_terms(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    align: Align | None = None,
+) -> dict[str, Gradients]:
+    """What each source of error contributes to :func:`attention_backward`: the bounds that it has alone.
+
+    Arguments are those of :func:`attention_backward`. A term holds NumPy arrays of the gradients' shapes, infinite
+    where the bound is; to first order the terms sum to it. "delta" holds the error of the given out.
+
+    Examples
+    --------
+    >>> from cupyflash import attention_vjp
+    >>> dout, q, k, v = np.random.default_rng(0).standard_normal((4, 16, 8)).astype(np.float16)
+    >>> (out, lse), _ = attention_vjp(q, k, v, return_lse=True)
+    >>> terms = attention_backward_terms(dout, q, k, v, out, lse)
+    >>> max(terms, key=lambda name: terms[name].dv.mean())
+    'rounding of P'
+    """
+    problem, _ = backward_problem(
+        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
+        gradient_dtype=FLOAT64,
+    )  # fmt: skip
+    shapes = [x.shape for x in (q, k, v)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        pairs = _Pairs.of(problem, dout, q, k, v, out, lse, dlse)
+        errors = _tiled_errors(problem, pairs)
+        given_lse = pairs.forward.weights * np.expm1(np.minimum(pairs.lse_error, _MAX_EXPONENT))
+        none = _Errors(
+            weights=np.zeros_like(errors.weights),
+            stored_weights=np.zeros_like(errors.weights),
+            dweights=np.zeros_like(errors.dweights),
+            delta=np.zeros_like(errors.delta),
+            dscore_rounding=np.zeros_like,
+            arithmetic=Arithmetic(0.0, 0.0),
+            accumulation=lambda rows, batches: 0.0,
+        )
+        sources = {
+            "given lse": {"weights": given_lse, "stored_weights": given_lse},
+            "scores and exponential": dict.fromkeys(("weights", "stored_weights"), errors.weights - given_lse),
+            "rounding of P": {"stored_weights": errors.stored_weights - errors.weights},
+            "dP": {"dweights": errors.dweights},
+            "delta": {"delta": errors.delta},
+            "rounding of dS": {"dscore_rounding": errors.dscore_rounding},
+            "arithmetic": {"arithmetic": errors.arithmetic},
+            "accumulation": {"accumulation": errors.accumulation},
+        }
+        least = _gradients(problem, pairs, none, shapes)
+        alone = {name: _gradients(problem, pairs, replace(none, **x), shapes) for name, x in sources.items()}
+        claimed = [np.isfinite(bound) for bound in _gradients(problem, pairs, errors, shapes)]
+        terms = {name: [x - y for x, y in zip(bounds, least, strict=True)] for name, bounds in alone.items()}
+    terms["rounding of the result"] = least
+    return {
+        name: Gradients(*(np.where(where, x, np.inf) for where, x in zip(claimed, bounds, strict=True)))
+        for name, bounds in terms.items()
+    }
 
 
 def attention_naive_backward(
@@ -172,9 +238,14 @@ class _Errors:
     stored_weights: np.ndarray  # of P as it multiplies dout
     dweights: np.ndarray  # of dP
     delta: np.ndarray
+    dscore_rounding: Callable[[np.ndarray], np.ndarray]  # of the magnitude of dS, to store it
     arithmetic: Arithmetic
     # Of a sum over (rows, batches) of products, relative to the sum of their magnitudes.
     accumulation: Callable[[int, int], float]
+
+
+def _tiled_errors(problem: Problem, pairs: _Pairs) -> _Errors:
+    return (_tiled if problem.dtype in HALF_TYPES else _fma)(problem, pairs)
 
 
 def _tiled(problem: Problem, pairs: _Pairs) -> _Errors:
@@ -194,6 +265,7 @@ def _tiled(problem: Problem, pairs: _Pairs) -> _Errors:
         dweights=dot_error(head_dim_v) * pairs.dweight_magnitudes
         + np.minimum((head_dim_v + 2) * FLUSH, 2 * pairs.dweight_magnitudes),
         delta=_delta_error(problem, pairs),
+        dscore_rounding=partial(_rounding, problem),
         arithmetic=Arithmetic.of(problem.dtype),
         accumulation=lambda rows, batches: dot_error(rows * batches),
     )
@@ -221,6 +293,7 @@ def _fma(problem: Problem, pairs: _Pairs) -> _Errors:
         stored_weights=weights,
         dweights=_dweight_error(problem, pairs),
         delta=_delta_error(problem, pairs),
+        dscore_rounding=partial(_rounding, problem),
         arithmetic=arithmetic,
         accumulation=accumulation,
     )
@@ -273,6 +346,7 @@ def _naive(problem: Problem, pairs: _Pairs) -> _Errors:
         stored_weights=weights,
         dweights=dweights,
         delta=delta + unit * (np.abs(pairs.delta) + delta),
+        dscore_rounding=partial(_rounding, problem),
         arithmetic=arithmetic,
         accumulation=lambda rows, batches: gamma(rows * batches + 1, unit),
     )
@@ -298,7 +372,7 @@ def _gradients(problem: Problem, pairs: _Pairs, errors: _Errors, shapes) -> list
     error = weights * difference_error + errors.weights * upper
     error = error + unit * (np.abs(dscores) + error) + 2 * flush * (1 + upper)
     overflow = Precision.of(problem.dtype).overflow
-    error = error + _rounding(problem, np.abs(dscores) + error)
+    error = error + errors.dscore_rounding(np.abs(dscores) + error)
 
     unbounded = visible & ((np.abs(dscores) + error >= overflow) | (errors.weights > ILL_CONDITIONED))
     unbounded = pairs.unbounded | unbounded.any(axis=-1, keepdims=True)

@@ -21,7 +21,7 @@ float32, a result that may overflow its dtype, or scores so large that their rou
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -93,8 +93,45 @@ def attention(
     (True, True)
     """
     problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
-    bounds = _tiled if problem.dtype in HALF_TYPES else _fma
-    return _returned(problem, bounds, q, k, v, return_lse, out)
+    return _returned(problem, _tiled_bounds, q, k, v, return_lse, out)
+
+
+def attention_terms(
+    q, k, v, *, softmax_scale: float | None = None, causal: bool = False, align: Align | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What each source of error contributes to :func:`attention`: the bounds on out and lse that it has alone.
+
+    Arguments are those of :func:`attention`. A term is a pair of float64 NumPy arrays of the shapes of out and lse,
+    infinite where the bound is; to first order the terms sum to it.
+
+    Examples
+    --------
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 16, 8)).astype(np.float16)
+    >>> terms = {name: out.max() for name, (out, lse) in attention_terms(q, k, v).items()}
+    >>> max(terms, key=terms.get)
+    'rounding of P'
+    """
+    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = Exact.of(problem, q, k, v)
+        errors = _tiled_errors(problem, exact)
+        claimed = [np.isfinite(bound) for bound in _propagated(problem, exact, errors)]
+        none = Errors(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        least = _propagated(problem, exact, none)
+        alone = {
+            name: _propagated(problem, exact, replace(none, **{field: getattr(errors, field) for field in fields}))
+            for name, fields in TERMS.items()
+        }
+        terms = {name: [x - y for x, y in zip(bounds, least, strict=True)] for name, bounds in alone.items()}
+    terms["rounding of out"] = least
+    shapes = [problem.out_shape, (*problem.lse_shape, 1)]
+    for name, bounds in terms.items():
+        out, lse = (
+            np.broadcast_to(np.where(where, x, np.inf), shape)
+            for where, x, shape in zip(claimed, bounds, shapes, strict=True)
+        )
+        terms[name] = out, lse[..., 0]
+    return terms
 
 
 def attention_naive(
@@ -110,7 +147,7 @@ def attention_naive(
 ):
     """The same for :func:`cupyflash.naive.attention`, which rounds scores and weights to the inputs' dtype."""
     problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse)
-    return _returned(problem, _naive, q, k, v, return_lse, out)
+    return _returned(problem, _naive_bounds, q, k, v, return_lse, out)
 
 
 @dataclass(frozen=True)
@@ -182,10 +219,28 @@ class Errors:
     accumulation: float  # r
     flushed: float  # what flushing takes from the sums, absolute
     normalisation: float  # of the division by l at the end
+    logarithm: np.ndarray | float  # of ln l and its sum with the maximum, absolute
 
 
-def _tiled(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds for the tiled kernel: online softmax in base 2, P rounded for the tensor cores, float32 accumulators."""
+#: Sources of error as :func:`attention_terms` names them.
+TERMS = {
+    "scores": ["score"],
+    "exponential": ["exponential"],
+    "row sum": ["row_sum"],
+    "rounding of P": ["rounding", "underflow"],
+    "accumulation": ["accumulation"],
+    "flushing": ["flushed"],
+    "normalisation": ["normalisation"],
+    "logarithm": ["logarithm"],
+}
+
+
+def _tiled_errors(problem: Problem, exact: Exact) -> Errors:
+    return (_tiled if problem.dtype in HALF_TYPES else _fma)(problem, exact)
+
+
+def _tiled(problem: Problem, exact: Exact) -> Errors:
+    """Of the tiled kernel: online softmax in base 2, P rounded for the tensor cores, float32 accumulators."""
     element = Precision.of(problem.dtype)
     num_keys = problem.seqlen_k
     num_tiles = -(-num_keys // MIN_KEY_TILE)
@@ -199,7 +254,7 @@ def _tiled(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
     # A weight that underflows is rounded absolutely, against a maximum that is itself off by the score error.
     near_max = np.where(exact.relative > -1, score, 0)
     shift = np.exp(2 * np.max(near_max, axis=-1, keepdims=True, initial=0)) / exact.row_sum
-    errors = Errors(
+    return Errors(
         score=score,
         exponential=(1 + num_tiles) * EXP_ERROR,
         row_sum=gamma(num_keys + num_tiles + 2, U32),
@@ -208,13 +263,12 @@ def _tiled(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
         accumulation=dot_error(num_keys) + num_tiles * U32,
         flushed=(num_keys + num_tiles + 3) * FLUSH,
         normalisation=3 * U32,  # reciprocal, 1 ulp, and product
+        logarithm=U32 * (4 * exact.row_max + 7 * np.log(exact.row_sum) + 3 * exact.lse) + 2.0**-22 + FLUSH,
     )
-    log_error = U32 * (4 * exact.row_max + 7 * np.log(exact.row_sum) + 3 * exact.lse) + 2.0**-22 + FLUSH
-    return _propagated(problem, exact, errors, log_error)
 
 
-def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds for the tiled kernel in float32 or float64: online softmax in base e, each tile's P V summed by itself."""
+def _fma(problem: Problem, exact: Exact) -> Errors:
+    """Of the tiled kernel in float32 or float64: online softmax in base e, each tile's P V summed by itself."""
     unit, flush = astuple(Arithmetic.of(problem.dtype))
     num_keys = problem.seqlen_k
     smallest_tile, largest_tile = FMA_TILES
@@ -226,7 +280,7 @@ def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
         + unit * (2 * exact.distance + 8)
         + flushed_score(problem, exact, flush, exact.factors)
     )
-    errors = Errors(
+    return Errors(
         score=score,
         exponential=(1 + num_tiles) * 5 * unit,  # exp: 2 ulp
         row_sum=gamma(num_tiles + largest_tile // ROW_LANES + int(math.log2(ROW_LANES)), unit),
@@ -235,9 +289,8 @@ def _fma(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
         accumulation=gamma(min(num_keys, largest_tile) + num_tiles, unit),
         flushed=(num_keys + num_tiles + 3) * flush,
         normalisation=unit,
+        logarithm=unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush,
     )
-    log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
-    return _propagated(problem, exact, errors, log_error)
 
 
 def naive_errors(problem: Problem, exact: Exact) -> Errors:
@@ -254,6 +307,7 @@ def naive_errors(problem: Problem, exact: Exact) -> Errors:
         accumulation=gamma(num_keys + 3, unit),  # with the division by l
         flushed=(num_keys + 2) * flush,
         normalisation=0.0,
+        logarithm=unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush,
     )
 
 
@@ -276,15 +330,17 @@ def score_overflows(problem: Problem, exact: Exact) -> np.ndarray:
     return (upper >= Precision.of(problem.dtype).overflow).any(axis=-1, keepdims=True)
 
 
-def _naive(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
-    unit, flush = astuple(Arithmetic.of(problem.dtype))
-    log_error = unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush
-    bounds = _propagated(problem, exact, naive_errors(problem, exact), log_error)
+def _tiled_bounds(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
+    return _propagated(problem, exact, _tiled_errors(problem, exact))
+
+
+def _naive_bounds(problem: Problem, exact: Exact) -> tuple[np.ndarray, np.ndarray]:
     overflows = score_overflows(problem, exact)
+    bounds = _propagated(problem, exact, naive_errors(problem, exact))
     return tuple(np.where(overflows, np.inf, bound) for bound in bounds)
 
 
-def _propagated(problem: Problem, exact: Exact, errors: Errors, log_error) -> tuple[np.ndarray, np.ndarray]:
+def _propagated(problem: Problem, exact: Exact, errors: Errors) -> tuple[np.ndarray, np.ndarray]:
     """From the errors of the steps to those of out and lse."""
     element = Precision.of(problem.dtype)
     moved_by = weight_error(exact, errors.score + errors.exponential)
@@ -313,7 +369,7 @@ def _propagated(problem: Problem, exact: Exact, errors: Errors, log_error) -> tu
         overflows = overflows | (out + core >= element.overflow)
         core += np.maximum(element.unit * (out + core), element.underflow)
     core += U64 * out  # of the reference
-    lse_bound = -np.log(denominator) + log_error + U64 * exact.lse
+    lse_bound = -np.log(denominator) + errors.logarithm + U64 * exact.lse
 
     sees_keys = exact.visible.any(axis=-1, keepdims=True)
     bound = np.where(unbounded | overflows, np.inf, SLACK * core)
