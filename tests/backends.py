@@ -9,7 +9,16 @@ import cupyflash
 from cupyflash import ptxsim
 
 
-class Simulator:
+class Backend:
+    """What both have."""
+
+    def attention_vjp(self, q, k, v, *, return_lse=True, **options):
+        """(out, lse) and the pullback of (dout, dlse), as the checks of :mod:`cupyflash.testing` call it."""
+        out, lse = self.attention(q, k, v, **options)
+        return (out, lse), lambda dout, dlse: self.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+
+
+class Simulator(Backend):
     """NumPy arrays in the simulator."""
 
     simulated = True
@@ -26,7 +35,7 @@ class Simulator:
             return cupyflash.attention_backward(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
 
 
-class Gpu:
+class Gpu(Backend):
     """CuPy arrays with the strides and alignment of the NumPy arrays, on the first GPU."""
 
     simulated = False

@@ -1,6 +1,41 @@
 """Property-based tests of attention kernels, one's own or cupyflash's: problems, assertions and ready checks.
 
-Needs Hypothesis: ``pip install "cupyflash[testing]"``.
+Needs Hypothesis: ``pip install "cupyflash[testing]"``. Somebody's own attention, in NumPy float32 and without masks:
+
+>>> import numpy as np
+>>> from hypothesis import strategies as st
+>>> from cupyflash import testing
+>>> def mine(q, k, v, *, softmax_scale, causal, align, return_lse):
+...     scores = (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale) * (q @ k.mT)
+...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+...     return weights / weights.sum(axis=-1, keepdims=True) @ v, None  # no lse
+>>> problems = testing.attention_problems(
+...     ["float32"], causal=st.just(False), seqlens=st.integers(1, 40),
+...     leading_dims=st.sampled_from([((2, 3), (2, 3), (2, 3)), ((1, 1), (1, 1), (1, 1))]),
+... )
+>>> testing.check_within_bound(mine, problems)
+>>> testing.check_key_permutation(mine, problems)
+
+A wrong one is told where it is wrong, by which bound, and how to see it again:
+
+>>> wrong = lambda q, k, v, **options: mine(q, k[..., ::-1, :], v, **options)
+>>> testing.check_within_bound(  # doctest: +ELLIPSIS
+...     wrong, testing.AttentionProblem("float32", (1, 1), (1, 1), (1, 1), 2, 3)
+... )
+Traceback (most recent call last):
+AssertionError: out[0, 0, 1, 4] is -0.1356..., exact 0.6378...: error 0.774 is 2.58e+05 times its bound 3e-06; 32 of ...
+of the bound there: scores 66%, exponential 14%, row sum 11%
+to repeat, with names of cupyflash.testing: check_within_bound(fn, AttentionProblem(dtype='float32', leading_q=(1, 1)...
+
+* Strategies draw structure and a seed, never floats: :func:`attention_problems`, :func:`attention_backward_problems`,
+  :func:`strided_arrays`, :func:`hostile_values`. What they draw shrinks towards one plain query and key, and its
+  ``repr`` makes it again.
+* Assertions: :func:`assert_within_bound` for any arrays, :func:`assert_attention_within_bound` and
+  :func:`assert_gradients_within_bound` against the reference, :func:`assert_same_bits`.
+* Ready checks of a function like :func:`cupyflash.attention` (:mod:`cupyflash.testing.invariants`), all of them:
+  :func:`check_attention`; of one like :func:`cupyflash.attention_vjp` (:mod:`cupyflash.testing.gradient_checks`), all
+  of them: :func:`check_vjp`. Each takes one problem, as in ``@given(problem=attention_problems())``, or a strategy, and
+  then draws by itself.
 """
 
 try:
@@ -15,22 +50,89 @@ from cupyflash.testing.assertions import (
     assert_unbiased,
     assert_within_bound,
 )
-from cupyflash.testing.backward_problems import AttentionBackwardProblem, attention_backward_problems
+from cupyflash.testing.backward_problems import (
+    AttentionBackwardProblem,
+    attention_backward_problems,
+)
+from cupyflash.testing.gradient_checks import (
+    VJP_CHECKS,
+    check_gradients_within_bound,
+    check_lse_gradient,
+    check_vjp,
+    check_vjp_batch_independence,
+    check_vjp_causal_prefix,
+    check_vjp_constant_values,
+    check_vjp_grouped_heads,
+    check_vjp_identities,
+    check_vjp_key_permutation,
+    check_vjp_linearity,
+    check_vjp_powers_of_two,
+    check_vjp_query_permutation,
+    check_vjp_strides,
+    check_vjp_two_runs,
+)
 from cupyflash.testing.invariants import (
+    FORWARD_CHECKS,
+    check_alignments,
+    check_attention,
+    check_batch_independence,
+    check_causal_prefix,
+    check_constant_values,
+    check_convexity,
+    check_decoding,
+    check_grouped_heads,
+    check_head_dim_permutation,
+    check_key_permutation,
+    check_lse_range,
+    check_masked_keys_have_no_influence,
     check_nonfinite_values_change_only_rows_that_see_them,
     check_nonfinite_values_reach_who_sees_them,
+    check_one_key,
+    check_query_independence,
+    check_query_key_powers_of_two,
+    check_query_permutation,
+    check_signs,
+    check_strides,
+    check_two_runs,
+    check_value_column_permutation,
+    check_value_linearity,
+    check_value_powers_of_two,
+    check_within_bound,
 )
-from cupyflash.testing.layouts import OUT_VIEWS, VIEWS, laid_out, spread_out, surroundings
-from cupyflash.testing.problems import SCALES, AttentionProblem, attention_problems, head_dims, leading_dims, seqlens
-from cupyflash.testing.values import DOUT_FAMILIES, EXACT_SCALE, FAMILIES, element_type
+from cupyflash.testing.layouts import (
+    OUT_VIEWS,
+    VIEWS,
+    laid_out,
+    spread_out,
+    strided_arrays,
+    surroundings,
+)
+from cupyflash.testing.problems import (
+    SCALES,
+    AttentionProblem,
+    attention_problems,
+    head_dims,
+    leading_dims,
+    seqlens,
+)
+from cupyflash.testing.values import (
+    DOUT_FAMILIES,
+    EXACT_SCALE,
+    FAMILIES,
+    element_type,
+    hostile_values,
+    with_values,
+)
 
 __all__ = [
     "DOUT_FAMILIES",
     "EXACT_SCALE",
     "FAMILIES",
+    "FORWARD_CHECKS",
     "OUT_VIEWS",
     "SCALES",
     "VIEWS",
+    "VJP_CHECKS",
     "AttentionBackwardProblem",
     "AttentionProblem",
     "assert_attention_within_bound",
@@ -40,13 +142,53 @@ __all__ = [
     "assert_within_bound",
     "attention_backward_problems",
     "attention_problems",
+    "check_alignments",
+    "check_attention",
+    "check_batch_independence",
+    "check_causal_prefix",
+    "check_constant_values",
+    "check_convexity",
+    "check_decoding",
+    "check_gradients_within_bound",
+    "check_grouped_heads",
+    "check_head_dim_permutation",
+    "check_key_permutation",
+    "check_lse_gradient",
+    "check_lse_range",
+    "check_masked_keys_have_no_influence",
     "check_nonfinite_values_change_only_rows_that_see_them",
     "check_nonfinite_values_reach_who_sees_them",
+    "check_one_key",
+    "check_query_independence",
+    "check_query_key_powers_of_two",
+    "check_query_permutation",
+    "check_signs",
+    "check_strides",
+    "check_two_runs",
+    "check_value_column_permutation",
+    "check_value_linearity",
+    "check_value_powers_of_two",
+    "check_vjp",
+    "check_vjp_batch_independence",
+    "check_vjp_causal_prefix",
+    "check_vjp_constant_values",
+    "check_vjp_grouped_heads",
+    "check_vjp_identities",
+    "check_vjp_key_permutation",
+    "check_vjp_linearity",
+    "check_vjp_powers_of_two",
+    "check_vjp_query_permutation",
+    "check_vjp_strides",
+    "check_vjp_two_runs",
+    "check_within_bound",
     "element_type",
     "head_dims",
+    "hostile_values",
     "laid_out",
     "leading_dims",
     "seqlens",
     "spread_out",
+    "strided_arrays",
     "surroundings",
+    "with_values",
 ]

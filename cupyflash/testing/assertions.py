@@ -6,59 +6,100 @@ import numpy as np
 from cupyflash import bounds, reference
 
 
-def assert_attention_within_bound(out, lse, q, k, v, **options):
+def assert_within_bound(result, exact, bound, *, name="result", terms=None):
+    """Each element of ``result`` is within ``bound`` of ``exact``, and not finite where exact is not.
+
+    Three arrays of one shape. Where the bound is infinite nothing else is asked. The error names the element furthest
+    beyond its bound, and the largest of the bound's terms there: ``terms()``, called only then, gives arrays by name.
+
+    >>> assert_within_bound(np.array([1.0, 2.5]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
+    Traceback (most recent call last):
+    AssertionError: result[1] is 2.5, exact 2.0: error 0.5 is 5 times its bound 0.1; 1 of 2 elements are wrong
+    """
+    result, exact = (np.asarray(x).astype(np.float64) for x in (result, exact))
+    assert result.shape == exact.shape, f"{name}: shape {result.shape}, expected {exact.shape}"
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.where(result == exact, 0, np.abs(result - exact))
+        right = error <= bound
+        wrong = np.where(np.isfinite(bound), ~right, ~np.isfinite(exact) & np.isfinite(result))
+        if not wrong.any():
+            return
+        ratio = np.where(np.isnan(error), np.inf, np.where(error == 0, 0, error / bound))
+    index = np.unravel_index(np.argmax(np.where(wrong, ratio, -1)), wrong.shape)
+    index = tuple(int(i) for i in index)
+    where = f"{name}[{', '.join(map(str, index))}]"
+    said = f"error {error[index]:.3g} is {ratio[index]:.3g} times its bound {bound[index]:.3g}"
+    if not np.isfinite(bound[index]):
+        said = "and should not be finite"
+    message = f"{where} is {result[index]!s}, exact {exact[index]!s}: {said}"
+    message += f"; {wrong.sum()} of {wrong.size} elements are wrong"
+    if terms is not None and 0 < bound[index] < np.inf:
+        there = {term: float(np.asarray(values)[index]) for term, values in terms().items()}
+        largest = sorted(there, key=there.get, reverse=True)[:3]
+        message += "\nof the bound there: " + ", ".join(f"{term} {there[term] / bound[index]:.0%}" for term in largest)
+    raise AssertionError(message)
+
+
+def assert_attention_within_bound(out, lse, q, k, v, *, bound=bounds.attention, **options):
     """Every element of out and lse is as close to the reference as its bound says, and as finite.
 
-    Returns the reference's out and the bound on it.
+    ``options`` are softmax_scale, causal and align; ``bound`` has the signature of :func:`bounds.attention`. lse may be
+    None. Returns the reference's out and the bound on it.
     """
     exact, exact_lse = reference.attention(q, k, v, return_lse=True, **options)
-    bound, lse_bound = bounds.attention(q, k, v, return_lse=True, **options)
-    assert out.shape == exact.shape and out.dtype == q.dtype
-    assert lse.shape == exact_lse.shape and lse.dtype == (np.float64 if out.dtype == np.float64 else np.float32)
-    assert_within_bound(out, exact, bound, name="out")
-    assert_within_bound(lse, exact_lse, lse_bound, name="lse")
-    return exact, bound
+    allowed, lse_allowed = bound(q, k, v, return_lse=True, **options)
+
+    def terms(which):
+        if bound is not bounds.attention:
+            return None
+        return lambda: {name: term[which] for name, term in bounds.attention_terms(q, k, v, **options).items()}
+
+    _assert_like(out, "out", exact.shape, q.dtype)
+    assert_within_bound(out, exact, allowed, name="out", terms=terms(0))
+    if lse is not None:
+        _assert_like(lse, "lse", exact_lse.shape, np.float64 if q.dtype == np.float64 else np.float32)
+        assert_within_bound(lse, exact_lse, lse_allowed, name="lse", terms=terms(1))
+    return exact, allowed
 
 
-def assert_gradients_within_bound(gradients, dout, q, k, v, out, lse, **options):
+def assert_gradients_within_bound(gradients, dout, q, k, v, out, lse, *, bound=bounds.attention_backward, **options):
     """Every element of dq, dk and dv is as close to the reference as its bound says, and as finite.
 
-    Returns the reference's gradients and the bounds on them.
+    ``options`` are dlse, softmax_scale, causal and align; ``bound`` has the signature of
+    :func:`bounds.attention_backward`. Returns the reference's gradients and the bounds on them.
     """
     exact = reference.attention_backward(dout, q, k, v, out, lse, **options)
-    bound = bounds.attention_backward(dout, q, k, v, out, lse, **options)
-    for name, gradient, operand, values, allowed in zip(
-        ("dq", "dk", "dv"), gradients, (q, k, v), exact, bound, strict=True
+    allowed = bound(dout, q, k, v, out, lse, **options)
+    for name, gradient, operand, values, errors in zip(
+        ("dq", "dk", "dv"), gradients, (q, k, v), exact, allowed, strict=True
     ):
-        assert gradient.shape == operand.shape and gradient.dtype == operand.dtype
-        assert_within_bound(gradient, values, allowed, name=name)
-    return exact, bound
+
+        def terms(name=name):
+            of_all = bounds.attention_backward_terms(dout, q, k, v, out, lse, **options)
+            return {term: getattr(gradients, name) for term, gradients in of_all.items()}
+
+        _assert_like(gradient, name, operand.shape, operand.dtype)
+        known = bound is bounds.attention_backward
+        assert_within_bound(gradient, values, errors, name=name, terms=terms if known else None)
+    return exact, allowed
 
 
-def assert_within_bound(result, exact, bound, *, name="result"):
-    """Within the bound, equal where the reference is -inf, and not finite where it is not."""
-    result = result.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        right = (np.abs(result - exact) <= bound) | (result == exact)
-    claimed = np.isfinite(bound)
-    wrong = np.where(claimed, ~right, ~np.isfinite(exact) & np.isfinite(result))
-    if wrong.any():
-        first = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise AssertionError(
-            f"{name}: {wrong.sum()} of {wrong.size} elements are wrong, the first at {first}: {result[first]!r}, "
-            f"exact {exact[first]!r}, bound {bound[first]!r}"
-        )
+def _assert_like(result, name, shape, dtype):
+    assert result.shape == shape, f"{name}: shape {result.shape}, expected {shape}"
+    assert result.dtype == dtype, f"{name}: dtype {result.dtype}, expected {np.dtype(dtype)}"
 
 
-def assert_same_bits(result, expected):
+def assert_same_bits(result, expected, *, name="result"):
     """Equal bit patterns, NaN and the sign of zero included."""
-    assert result.shape == expected.shape and result.dtype == expected.dtype
-    integer = np.dtype(f"u{result.itemsize}")
-    result, expected = (np.ascontiguousarray(x).view(integer) for x in (result, expected))
-    different = np.argwhere(result != expected)
-    assert len(different) == 0, (
-        f"{len(different)} of {result.size} elements differ, the first at {different[0].tolist()}"
-    )
+    _assert_like(result, name, expected.shape, expected.dtype)
+    bits, expected_bits = (np.ascontiguousarray(x).view(f"u{x.itemsize}") for x in (result, expected))
+    different = np.argwhere(bits != expected_bits)
+    if len(different):
+        index = tuple(int(i) for i in different[0])
+        raise AssertionError(
+            f"{name}[{', '.join(map(str, index))}] is {result[index]!s}, expected the bits of {expected[index]!s}; "
+            f"{len(different)} of {result.size} elements differ"
+        )
 
 
 def assert_unbiased(out, exact):

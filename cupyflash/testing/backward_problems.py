@@ -7,12 +7,21 @@ from hypothesis import strategies as st
 
 from cupyflash.testing import layouts
 from cupyflash.testing.problems import AttentionProblem, Reproducible, attention_problems
-from cupyflash.testing.values import DOUT_FAMILIES, dout_family
+from cupyflash.testing.values import DOUT_FAMILIES, dout_family, element_type
 
 
 @dataclass(frozen=True, repr=False)
 class AttentionBackwardProblem(Reproducible):
-    """Everything that determines one call of the backward; the forward is run first."""
+    """Everything that determines one call of the backward, whose forward is run first.
+
+    ``dout_values`` is one of DOUT_FAMILIES, and views are names of VIEWS: of dout, and of dq, dk and dv as they are
+    given out. ``strided_lse``: lse and dlse are views, too.
+
+    >>> problem = AttentionBackwardProblem(AttentionProblem(seqlen_q=3, seqlen_k=5), with_dlse=True)
+    >>> dout, dlse = problem.cotangents()
+    >>> dout.shape, dlse.shape, dlse.dtype
+    ((3, 16), (3,), dtype('float32'))
+    """
 
     forward: AttentionProblem
     dout_values: str = "normal"
@@ -25,6 +34,14 @@ class AttentionBackwardProblem(Reproducible):
     def options(self):
         return self.forward.options
 
+    def cotangents(self):
+        """dout in its layout, and dlse, float32 or float64, or None."""
+        forward, rng = self.forward, np.random.default_rng(self.forward.seed + 1)
+        shape, dtype = (*forward.leading, forward.seqlen_q, forward.head_dim_v), element_type(forward.dtype)
+        dout = layouts.laid_out(dout_family(self.dout_values, rng, shape).astype(dtype), self.dout_view)
+        lse_dtype = np.float64 if dtype == np.float64 else np.float32
+        return dout, rng.standard_normal(shape[:-1]).astype(lse_dtype) if self.with_dlse else None
+
     def arguments(self, attention, **more_options):
         """Positional and keyword arguments of ``attention_backward``, between NaNs, but for ``grads_out``.
 
@@ -33,9 +50,7 @@ class AttentionBackwardProblem(Reproducible):
         inputs = self.forward.inputs()
         out, lse = attention(*inputs, return_lse=True, **self.options, **more_options)
         out = layouts.laid_out(out, self.forward.views[3])
-        rng = np.random.default_rng(self.forward.seed + 1)
-        dout = layouts.laid_out(dout_family(self.dout_values, rng, out.shape).astype(out.dtype), self.dout_view)
-        dlse = rng.standard_normal(lse.shape).astype(lse.dtype) if self.with_dlse else None
+        dout, dlse = self.cotangents()
         if self.strided_lse:
             lse, dlse = (None if x is None else _strided(x) for x in (lse, dlse))
         return (dout, *inputs, out, lse), {"dlse": dlse, **self.options}
@@ -64,6 +79,7 @@ def _strided(x):
 
 @st.composite
 def attention_backward_problems(draw, **options):
+    """Whole problems of the backward; ``options`` are those of :func:`attention_problems`."""
     views = options.get("views", layouts.VIEWS)
     out_views = [view for view in views if view in layouts.OUT_VIEWS]
     return AttentionBackwardProblem(

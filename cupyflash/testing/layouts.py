@@ -4,6 +4,7 @@ import math
 import mmap
 
 import numpy as np
+from hypothesis import strategies as st
 
 _MARGIN = 64  # elements before and behind
 
@@ -114,14 +115,36 @@ OUT_VIEWS = [view for view in VIEWS if not view.startswith("one ")]
 
 
 def laid_out(array, view):
-    """A copy of ``array`` in the layout; of what the "one ..." layouts repeat, they keep one value."""
+    """A copy of ``array`` in the layout; of what the "one ..." layouts repeat, they keep one value.
+
+    >>> x = laid_out(np.arange(6.0).reshape(2, 3), "reversed rows")
+    >>> x.strides, x[0].tolist()
+    ((-24, 8), [0.0, 1.0, 2.0])
+    """
     target = _VIEWS[view](array.shape, array.dtype)
     target[...] = array
     return target
 
 
+def strided_arrays(shape, dtype, views=VIEWS):
+    """Strategy of arrays of normal numbers, each in one of the layouts and between NaNs.
+
+    >>> from hypothesis import find
+    >>> find(strided_arrays((2, 3), np.float32, ["columns first"]), lambda x: True).strides
+    (4, 8)
+    """
+
+    def drawn(view, seed):
+        return laid_out(np.random.default_rng(seed).standard_normal(shape).astype(dtype), view)
+
+    return st.builds(drawn, st.sampled_from(views), st.integers(0, 2**32 - 1))
+
+
 def surroundings(array):
-    """Every element of the memory that ``array`` is a view of, as bits, with the array's own set to 0."""
+    """Every element of the memory that ``array`` is a view of, as bits, with the array's own set to 0.
+
+    Equal before and after a call that writes nothing around ``array``; not for layouts that repeat elements.
+    """
     memory = array
     while isinstance(memory.base, np.ndarray):
         memory = memory.base

@@ -21,10 +21,25 @@ class Reproducible:
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
 
+    def _repr_pretty_(self, printer, cycle):
+        """What Hypothesis prints."""
+        printer.text(repr(self))
+
 
 @dataclass(frozen=True, repr=False)
 class AttentionProblem(Reproducible):
-    """Everything that determines one call; its arrays are made from the seed."""
+    """Everything that determines one call of attention; its arrays are made from the seed.
+
+    ``leading_q`` and so on are the dimensions before (seqlen_q, head_dim), (seqlen_k, head_dim) and
+    (seqlen_k, head_dim_v); ``values`` is one of FAMILIES or "integers", ``views`` names of VIEWS for q, k, v and out.
+
+    >>> problem = AttentionProblem("bfloat16", (2, 4), (2, 2), (2, 2), seqlen_q=5, seqlen_k=9)
+    >>> q, k, v = problem.inputs()
+    >>> q.shape, v.shape, v.dtype
+    ((2, 4, 5, 16), (2, 2, 9, 16), dtype(bfloat16))
+    >>> problem
+    AttentionProblem(dtype='bfloat16', leading_q=(2, 4), leading_k=(2, 2), leading_v=(2, 2), seqlen_q=5, seqlen_k=9)
+    """
 
     dtype: str = "float16"
     leading_q: tuple[int, ...] = ()
@@ -43,8 +58,29 @@ class AttentionProblem(Reproducible):
 
     @property
     def options(self):
-        """Keyword arguments of ``attention``."""
+        """Keyword arguments of ``attention``: softmax_scale, causal and align."""
         return {"softmax_scale": self.softmax_scale, "causal": self.causal, "align": self.align}
+
+    @property
+    def leading(self):
+        """Leading dimensions of the result."""
+        heads = np.broadcast_shapes(self.leading_k, self.leading_v)
+        if self.group > 1:
+            heads = (*heads[:-1], self.leading_q[-1])
+        return np.broadcast_shapes(self.leading_q, heads)
+
+    @property
+    def group(self):
+        """How many query heads share a key head; 1 where leading dimensions broadcast."""
+        heads = np.broadcast_shapes(self.leading_k, self.leading_v)
+        if len(self.leading_q) == 0 or len(heads) == 0 or self.leading_q[-1] <= 1 or heads[-1] <= 1:
+            return 1
+        return self.leading_q[-1] // heads[-1]
+
+    @property
+    def shift(self):
+        """A causal query i sees keys j <= i + shift."""
+        return self.seqlen_k - self.seqlen_q if self.align == "bottom-right" else 0
 
     def inputs(self):
         """q, k, v in their layouts, between NaNs."""
@@ -61,22 +97,26 @@ class AttentionProblem(Reproducible):
 
     def empty_out(self):
         """A place for the result in its layout, filled with NaN and between NaNs."""
-        heads = np.broadcast_shapes(self.leading_k, self.leading_v)
-        if len(self.leading_q) > 0 and len(heads) > 0 and heads[-1] > 1 and self.leading_q[-1] > 1:
-            heads = (*heads[:-1], self.leading_q[-1])
-        leading = np.broadcast_shapes(self.leading_q, heads)
-        result = np.full((*leading, self.seqlen_q, self.head_dim_v), np.nan, element_type(self.dtype))
+        result = np.full((*self.leading, self.seqlen_q, self.head_dim_v), np.nan, element_type(self.dtype))
         return layouts.laid_out(result, self.views[3])
 
     def plain(self):
         """The same problem with contiguous arrays."""
         return replace(self, views=("plain",) * 4)
 
+    def unmasked(self):
+        """The same problem without a causal mask."""
+        return replace(self, causal=False, align=None)
 
-def seqlens():
-    """0 to 200, often beside a multiple of a tile."""
-    beside = [n + d for n in (16, 32, 64, 128, 192) for d in (-1, 0, 1)]
-    return st.integers(1, 200) | st.sampled_from(beside) | st.sampled_from([0, 1, 2, 8])
+    def unbroadcast(self):
+        """The same problem with the result's leading dimensions in every operand."""
+        return replace(self, leading_q=self.leading, leading_k=self.leading, leading_v=self.leading)
+
+
+def seqlens(max_seqlen=200):
+    """Lengths from 0, often beside a multiple of a tile."""
+    beside = [n + d for n in (16, 32, 64, 128, 192) for d in (-1, 0, 1)] + [0, 1, 2, 8]
+    return st.integers(1, max_seqlen) | st.sampled_from([n for n in beside if n <= max_seqlen])
 
 
 @st.composite
@@ -88,7 +128,10 @@ def head_dims(draw):
 
 @st.composite
 def leading_dims(draw, max_count=8):
-    """Leading dimensions of q, k, v: batch dimensions that may be 1 or missing, and heads that may be grouped."""
+    """Leading dimensions of q, k, v: batch dimensions that may be 1 or missing, and heads that may be grouped.
+
+    The result's have at most about ``max_count`` elements.
+    """
     num_dims = draw(st.integers(0, 3))
     if num_dims == 0:
         return (), (), ()
@@ -114,25 +157,48 @@ def _broadcast(draw, dims):
     return dims[draw(st.sampled_from([0, 0, 0, 1, len(dims)])) :]
 
 
+_LEADING_DIMS, _SEQLENS, _HEAD_DIMS, _BOOLEANS = leading_dims(), seqlens(), head_dims(), st.booleans()
+
+
 @st.composite
-def attention_problems(draw, dtypes=("float16", "bfloat16"), families=FAMILIES, scales=SCALES, views=layouts.VIEWS):
-    """Whole problems; they shrink towards one plain query and key of float16."""
-    causal = draw(st.booleans())
-    leading_q, leading_k, leading_v = draw(leading_dims())
-    head_dim, head_dim_v = draw(head_dims())
+def attention_problems(
+    draw,
+    dtypes=("float16", "bfloat16"),
+    families=FAMILIES,
+    scales=SCALES,
+    views=layouts.VIEWS,
+    *,
+    leading_dims=_LEADING_DIMS,
+    seqlens=_SEQLENS,
+    head_dims=_HEAD_DIMS,
+    causal=_BOOLEANS,
+):
+    """Whole problems; they shrink towards one plain query and key of the first dtype.
+
+    The first four are sequences to choose from, the others strategies: of leading dimensions (of q, of k, of v), of a
+    length, of (head_dim, head_dim_v), and of whether keys are masked causally, in one of the two alignments.
+
+    >>> from hypothesis import find
+    >>> find(attention_problems(["float32"]), lambda problem: problem.seqlen_q < problem.seqlen_k)
+    AttentionProblem(dtype='float32', seqlen_k=2)
+    """
+    is_causal = draw(causal)
+    leading_q, leading_k, leading_v = draw(leading_dims)
+    head_dim, head_dim_v = draw(head_dims)
+    out_views = [view for view in views if view in layouts.OUT_VIEWS]
     return AttentionProblem(
         dtype=draw(st.sampled_from(dtypes)),
         leading_q=leading_q,
         leading_k=leading_k,
         leading_v=leading_v,
-        seqlen_q=draw(seqlens()),
-        seqlen_k=draw(seqlens()),
+        seqlen_q=draw(seqlens),
+        seqlen_k=draw(seqlens),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        causal=causal,
-        align=draw(st.sampled_from(["bottom-right", "top-left"])) if causal else None,
+        causal=is_causal,
+        align=draw(st.sampled_from(["bottom-right", "top-left"])) if is_causal else None,
         softmax_scale=draw(st.sampled_from(scales)),
         values=draw(st.sampled_from(families)),
-        views=draw(st.tuples(*map(st.sampled_from, (views, views, views, layouts.OUT_VIEWS)))),
+        views=draw(st.tuples(*map(st.sampled_from, (views, views, views, out_views)))),
         seed=draw(st.integers(0, 2**32 - 1)),
     )

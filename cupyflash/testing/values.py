@@ -4,6 +4,7 @@ import math
 
 import ml_dtypes
 import numpy as np
+from hypothesis import strategies as st
 
 FAMILIES = [
     "normal",
@@ -26,6 +27,7 @@ EXACT_SCALE = math.log(2)
 
 
 def element_type(name):
+    """The NumPy dtype, bfloat16 among them."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
@@ -68,6 +70,33 @@ def family(name, rng, shapes, dtype):
         q, k, v = np.sign(q), np.rint(k).clip(-1, 1), np.rint(2 * v).clip(-7, 7)
         q[np.argsort(rng.random(q.shape)).argsort() >= 4] = 0
     return q, k, v
+
+
+def hostile_values(operands=("q", "k", "v"), values=(np.nan, np.inf, -np.inf), max_size=3):
+    """Strategy of lists of (operand, position, value) for :func:`with_values`: which element becomes what."""
+    place = st.tuples(st.sampled_from(operands), st.integers(0, 2**20), st.sampled_from(values))
+    return st.lists(place, min_size=1, max_size=max_size)
+
+
+def hostile_places(rng, names):
+    """One to three (operand, position, value) as :func:`hostile_values` draws them, from a NumPy generator."""
+    names, values = list(names), [np.nan, np.inf, -np.inf]
+    return [
+        (names[rng.integers(len(names))], int(rng.integers(2**20)), values[rng.integers(3)])
+        for _ in range(rng.integers(1, 4))
+    ]
+
+
+def with_values(arrays, places):
+    """Copies of the named arrays with the values at those places, positions taken modulo the size.
+
+    >>> with_values({"q": np.zeros((1, 2)), "k": np.zeros((1, 2))}, [("k", 3, np.inf)])
+    [array([[0., 0.]]), array([[ 0., inf]])]
+    """
+    spoilt = {name: np.array(array, order="C") for name, array in arrays.items()}
+    for name, position, value in places:
+        spoilt[name].reshape(-1)[position % spoilt[name].size] = value
+    return list(spoilt.values())
 
 
 def dout_family(name, rng, shape):

@@ -25,9 +25,9 @@ def fewest_masks(case: Case) -> None:
 
 def without_influence(case: Case) -> None:
     """Non-finite values, each behind the mask of some queries, change the other rows only."""
-    for where in [("v", -1, np.nan)], [("k", -33 * case.problem.head_dim, np.inf), ("v", 0, np.nan)]:
+    for places in [("v", -1, np.nan)], [("k", -33 * case.problem.head_dim, np.inf), ("v", 0, np.nan)]:
         testing.check_nonfinite_values_change_only_rows_that_see_them(
-            functools.partial(SIMULATOR.attention, arch=case.arch), case.problem, where
+            functools.partial(SIMULATOR.attention, arch=case.arch), case.problem, places=places
         )
 
 

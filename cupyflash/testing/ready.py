@@ -1,0 +1,149 @@
+"""What ready checks have in common: where problems come from, how results are compared, how a failure is repeated."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis.strategies import SearchStrategy
+
+from cupyflash import bounds
+from cupyflash.testing.assertions import assert_same_bits, assert_within_bound
+from cupyflash.testing.backward_problems import attention_backward_problems
+from cupyflash.testing.problems import attention_problems
+
+
+def ready_check(problems: Callable[[], SearchStrategy]):
+    """Makes ``check(fn, problem, **options)`` take a strategy, too, or nothing: all problems it draws are checked."""
+
+    def decorator(check):
+        @functools.wraps(check)
+        def ready(fn, problem=None, **options):
+            problem = problems() if problem is None else problem
+            if isinstance(problem, SearchStrategy):
+                every = given(problem)(lambda problem: ready(fn, problem, **options))
+                settings(deadline=None)(every)()
+                return
+            try:
+                check(fn, problem, **options)
+            except AssertionError as error:
+                more = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
+                call = f"{check.__name__}(fn, {problem!r}{more})"
+                raise AssertionError(f"{error}\nto repeat, with names of cupyflash.testing: {call}") from None
+
+        return ready
+
+    return decorator
+
+
+def run_all(checks, fn, problem, bitwise, bound):
+    """Each check with the options that it takes; ``bitwise=True`` leaves each its default."""
+    options = {"bound": bound} if bitwise else {"bound": bound, "bitwise": False}
+    for check in checks:
+        taken = inspect.signature(check).parameters
+        check(fn, problem, **{name: value for name, value in options.items() if name in taken})
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Changed arguments, and what their results should be by those of the original ones."""
+
+    original: tuple
+    changed: tuple
+    options: dict[str, Any]
+    changed_options: dict[str, Any] | None = None  # where they differ
+    expected: Callable = lambda *results: results  # results of the original -> those of the changed arguments
+    part: Callable = lambda *results: results  # what of both is compared
+    rounded: bool = False  # whether roundings may differ: then results are never compared bit for bit
+
+
+def invariant(*, bitwise: bool):
+    """A ready check of the forward from a function of the problem that gives relations.
+
+    ``bitwise`` is the default of the check's parameter.
+    """
+    default = bitwise
+
+    def decorator(relations: Callable[[Any], Iterable[Relation]]):
+        def check(fn, problem, *, bitwise=default, bound=bounds.attention):
+            _assert_related(("out", "lse"), _attention, _attention_bounds, fn, bound, relations(problem), bitwise)
+
+        return ready_check(attention_problems)(_named_like(check, relations))
+
+    return decorator
+
+
+def vjp_invariant(*, bitwise: bool):
+    """The same for the backward: arguments are dout, dlse, q, k, v, and results dq, dk, dv."""
+    default = bitwise
+
+    def decorator(relations: Callable[[Any], Iterable[Relation]]):
+        def check(vjp, problem, *, bitwise=default, bound=bounds.attention_backward):
+            names = ("dq", "dk", "dv")
+            _assert_related(names, gradients, gradient_bounds, vjp, bound, relations(problem), bitwise)
+
+        return ready_check(attention_backward_problems)(_named_like(check, relations))
+
+    return decorator
+
+
+def _named_like(check, relations):
+    check.__name__, check.__qualname__ = relations.__name__, relations.__qualname__
+    check.__doc__, check.__module__ = relations.__doc__, relations.__module__
+    return check
+
+
+def _assert_related(names, call, call_bound, fn, bound, relations, bitwise):
+    original = results = None
+    for relation in relations:
+        options, changed_options = relation.options, relation.changed_options or relation.options
+        if relation.original is not original:
+            original, results = relation.original, call(fn, relation.original, options)
+        expected = relation.part(*relation.expected(*results))
+        changed = relation.part(*call(fn, relation.changed, changed_options))
+        if bitwise and not relation.rounded:
+            for name, result, value in zip(names, changed, expected, strict=True):
+                assert_same_bits(result, value, name=name)
+            continue
+        allowed = relation.part(*relation.expected(*call_bound(fn, bound, original, options)))
+        more_allowed = relation.part(*call_bound(fn, bound, relation.changed, changed_options))
+        for name, result, value, *errors in zip(names, changed, expected, allowed, more_allowed, strict=True):
+            assert_agree(result, value, sum(map(np.abs, errors)), name=name)
+
+
+def assert_agree(result, other, allowed, *, name):
+    """Two inexact results differ by no more than ``allowed``; where that is infinite, nothing is asked."""
+    assert result.shape == other.shape, f"{name}: shape {result.shape}, expected {other.shape}"
+    result, other = (np.where(np.isfinite(allowed), x.astype(np.float64), 0) for x in (result, other))
+    assert_within_bound(result, other, allowed, name=name)
+
+
+def _attention(fn, inputs, options):
+    out, lse = fn(*inputs, return_lse=True, **options)
+    return out, np.zeros(out.shape[:-1], np.float32) if lse is None else lse
+
+
+def _attention_bounds(_, bound, inputs, options):
+    return bound(*inputs, return_lse=True, **options)
+
+
+def gradients(vjp, arguments, options):
+    """dq, dk, dv of dout, dlse, q, k, v."""
+    dout, dlse, *inputs = arguments
+    _, pullback = vjp(*inputs, return_lse=True, **options)
+    return tuple(pullback(dout, dlse))
+
+
+def gradient_bounds(vjp, bound, arguments, options):
+    """Their bounds, which depend on the out and lse that the backward starts from."""
+    dout, dlse, *inputs = arguments
+    (out, lse), _ = vjp(*inputs, return_lse=True, **options)
+    return tuple(bound(dout, *inputs, out, lse, dlse=dlse, **options))
+
+
+def choices(problem) -> np.random.Generator:
+    """Random numbers of a problem's seed that are not those of its arrays."""
+    return np.random.default_rng([problem.seed, 1])
