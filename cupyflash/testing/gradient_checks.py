@@ -313,7 +313,9 @@ def check_vjp_linearity(vjp, problem, *, bound=bounds.attention_backward):
     together, *apart = (gradients(vjp, x, problem.options) for x in calls)
     errors = [gradient_bounds(vjp, bound, x, problem.options) for x in calls]
     for name, result, first, second, *allowed in zip(("dq", "dk", "dv"), together, *apart, *errors, strict=True):
-        assert_agree(result, first.astype(np.float64) + second.astype(np.float64), sum(allowed), name=name)
+        with np.errstate(invalid="ignore"):  # of infinities, where nothing is claimed
+            expected = first.astype(np.float64) + second.astype(np.float64)
+        assert_agree(result, expected, sum(allowed), name=name)
 
 
 @ready_check(attention_backward_problems)

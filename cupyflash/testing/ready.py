@@ -24,9 +24,13 @@ def ready_check(problems: Callable[[], SearchStrategy]):
         def ready(fn, problem=None, **options):
             problem = problems() if problem is None else problem
             if isinstance(problem, SearchStrategy):
-                every = given(problem)(lambda problem: ready(fn, problem, **options))
-                settings(deadline=None)(every)()
-                return
+
+                @settings(deadline=None)
+                @given(problem)
+                def every_problem(problem):
+                    ready(fn, problem, **options)
+
+                return every_problem()
             try:
                 check(fn, problem, **options)
             except AssertionError as error:
