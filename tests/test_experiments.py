@@ -120,22 +120,24 @@ def test_online_softmax(tmp_path, monkeypatch):
 
 def test_bound_audit(tmp_path, monkeypatch):
     monkeypatch.setattr(bound_audit, "SEQLEN", 48)
-    monkeypatch.setattr(bound_audit, "HEAD_DIM", 16)
     rows = run(bound_audit, tmp_path, monkeypatch, "--seqlens", "48", "--head-dims", "16")
     assert [(r["dtype"], r["seqlen_q"], r["seqlen_k"], r["head_dim"], r["result"], r["family"]) for r in rows] == [
         (dtype, *lengths, "16", result, family)
         for dtype in bound_audit.DTYPES
         for many, results in bound_audit.RESULTS.items()
         for lengths in [("16", "48") if many == "keys" else ("48", "16")]
-        for result in results
         for family in bound_audit.FAMILIES
+        for result in results
     ]
     for row in rows:
         if row["unbounded"] == "1":
-            assert row["largest"] == row["median"] == row["row"] == ""
+            assert row["largest"] == row["median"] == row["row"] == row["leading_term"] == ""
         else:
             assert 0 <= float(row["median"]) <= float(row["largest"]) <= 1
             assert (row["column"] == "") == (row["result"] == "lse")
+            assert 0 < float(row["its_share"]) <= 1
+        if row["family"] == "normal" and row["result"] in ("out", "dv"):
+            assert (row["leading_term"] == "rounding of P") == row["dtype"].endswith("float16")
     normal = [float(row["largest"]) for row in rows if row["family"] == "normal" and row["dtype"].endswith("float16")]
     assert min(normal) > 1e-3  # errors are not compared with themselves
 
