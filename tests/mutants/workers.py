@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.mutants.judge import CAUGHT, judge, original_sources
 
-TIMEOUT = 40  # seconds for one case of the battery; a loop that does not end is a fault that shows
+TIMEOUT = 60  # seconds for one case of the battery; a loop that does not end is a fault that shows
 
 
 def run_all(mutants, jobs, log):
