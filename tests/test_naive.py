@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from cupyflash import bounds, naive, ptxsim, reference
+from tests import accuracy
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
@@ -76,3 +77,13 @@ def test_a_stored_float16_score_overflows():
     q, k, v = np.full((1, 4), 300, np.float16), np.full((2, 4), 300, np.float16), np.ones((2, 4), np.float16)
     assert not np.isfinite(naive.attention(q, k, v)).any()
     assert np.isinf(bounds.attention_naive(q, k, v)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_score_in_each_place(dtype):
+    class Naive:
+        @staticmethod
+        def attention(*inputs, arch, **options):
+            return naive.attention(*inputs, return_lse=True, **options)
+
+    accuracy.assert_maximum_is_found(Naive, dtype)

@@ -15,6 +15,18 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "Every lane of a warp computes the same number of that warp.": [
         ("flash_fwd.cu", "const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 1);"),
     ],
+    "All lanes of the warp hold the same sum.": [
+        ("flash_bwd_delta.cu", "if (lane == 1) {"),
+    ],
+    # All other scores that are not finite make NaN of P, and of dS with it.
+    "What a key or query of score -inf adds to dq or dk, 0 times infinity, is not promised to be NaN.": [
+        ("flash_bwd_dkdv.cu", "if (WITH_DKEY) ;"),
+        ("flash_bwd_dkdv.cu", "if (false) if (WITH_DKEY) spread_nonfinite<ELEMENT>(dkey,"),
+        ("flash_bwd_dq.cu", "removed: spread_nonfinite<ELEMENT>(dquery,"),
+        ("flash_bwd_dq.cu", ";   // every warp has seen the keys"),
+        ("flash_bwd_dq_fma.cu", "removed: spread_nonfinite(dquery,"),
+        ("flash_bwd_dq_fma.cu", ";   // every warp has seen the values"),
+    ],
     "The four lanes that share a row hold the same lse.": [
         ("flash_fwd.cu", "if (params.lse && lane % 4 == 1 && row < num_queries)"),
     ],
@@ -59,6 +71,8 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
         ("strided_copy.cu", "if (line > int64_t(params.num_batches) * params.rows) return;"),
     ],
     "Differs from 2**31 elements to copy or rows of lse on: more blocks than a test can run in the simulator.": [
+        ("naive.cuh", "__device__ int thread_index() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }"),
+        ("naive.cuh", "__device__ int64_t thread_index() { return int(blockIdx.x) * blockDim.x + threadIdx.x; }"),
         ("strided_copy.cu", "const int index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;"),
         ("strided_copy.cu", "const int64_t index = int(blockIdx.x) * blockDim.x + threadIdx.x;"),
         ("strided_copy.cu", "const int line = index / params.columns;"),

@@ -42,9 +42,10 @@ class Mutant:
 
     @property
     def mutated_line(self) -> str:
-        """The line as the mutant has it."""
+        """The line as the mutant has it; of one that is gone, what it was."""
         text = self.applied()
-        return text[text.rfind("\n", 0, self.start) + 1 : text.find("\n", self.start + len(self.new))].strip()
+        line = text[text.rfind("\n", 0, self.start) + 1 : text.find("\n", self.start + len(self.new))].strip()
+        return f"removed: {self.line}" if line == ";" else line
 
     def applied(self) -> str:
         """Text of the file with the fault in it."""

@@ -5,6 +5,7 @@ import numpy as np
 from cupyflash import bounds, naive, ptxsim, reference, testing
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
+from tests import accuracy
 from tests.mutants.backward_cases import BACKWARD
 from tests.mutants.case import Case
 
@@ -82,9 +83,17 @@ def backward_without_influence(case: Case) -> None:
             testing.assert_same_bits(gradient[np.isfinite(bound)], before[np.isfinite(bound)])
 
 
-def unbiased(case: Case) -> None:
-    inputs = case.problem.inputs()
-    testing.assert_unbiased(case.call()[0], reference.attention(*inputs, **case.problem.options))
+class Naive:
+    """The standard method as a backend."""
+
+    @staticmethod
+    def attention(*inputs, arch, **options):
+        with ptxsim.settings(arch=arch):
+            return naive.attention(*inputs, return_lse=True, **options)
+
+
+def maximum(case: Case) -> None:
+    accuracy.assert_maximum_is_found(Naive, testing.element_type(case.problem.dtype), case.arch)
 
 
 CAUSAL = {"causal": True, "align": "bottom-right"}
@@ -114,5 +123,6 @@ CASES = [
     *(BackwardCase(backward_within_bounds, problem) for problem in BACKWARDS),
     ForwardCase(forward_without_influence, Problem("float32", (), (), (), 9, 12, 16, 16, **CAUSAL)),
     BackwardCase(backward_without_influence, BackwardProblem(Problem("float32", (), (), (), 9, 12, 16, 16, **CAUSAL))),
+    ForwardCase(maximum, Problem("float32", (), (), (), 1, 1, 1, 3)),
     ForwardCase(forward_within_bounds, Problem("float16", (), (), (), 20, 40, 16, 16), "sm_75"),
 ]
