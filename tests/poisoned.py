@@ -1,5 +1,8 @@
 """Calls whose results are views between NaNs, of which nothing else is written."""
 
+import numpy as np
+
+from cupyflash import testing
 from cupyflash.testing import surroundings
 
 
@@ -33,3 +36,14 @@ def attention_backward(backend, problem, arch="sm_80"):
         assert given is target
         assert (surroundings(target) == bits).all(), f"memory around d{name} was written"
     return arguments, options, gradients
+
+
+def assert_a_non_finite_value_changes_only_what_sees_it(backend, problem, places):
+    """Values put into dout, q, k and v: gradients for which a bound is claimed keep their bits."""
+    arguments, options, clean = attention_backward(backend, problem)
+    spoilt = testing.with_values(dict(zip(("dout", "q", "k", "v"), arguments, strict=False)), places)
+    spoilt += backend.attention(*spoilt[1:], **problem.options)
+    gradients = backend.attention_backward(*spoilt, grads_out=problem.empty_grads(), **options)
+    _, bound = testing.assert_gradients_within_bound(gradients, *spoilt, **options)
+    for gradient, before, allowed in zip(gradients, clean, bound, strict=True):
+        testing.assert_same_bits(gradient[np.isfinite(allowed)], before[np.isfinite(allowed)])

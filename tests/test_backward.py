@@ -100,15 +100,8 @@ def test_more_batch_dimensions_than_the_kernel_holds_are_merged(backend):
     places=[("k", 7 * 16, np.nan), ("v", 8 * 16, np.inf)],  # keys that no query sees
 )
 def test_a_non_finite_value_changes_only_what_sees_it(backend, problem, places):
-    arguments, options, clean = poisoned.attention_backward(backend, problem)
-    assume(all(array.size for array in arguments))
-    spoilt = testing.with_values(dict(zip(("dout", "q", "k", "v"), arguments, strict=False)), places)
-    out, lse = backend.attention(*spoilt[1:], **problem.options)
-    spoilt += [out, lse]
-    gradients = backend.attention_backward(*spoilt, grads_out=problem.empty_grads(), **options)
-    _, bound = testing.assert_gradients_within_bound(gradients, *spoilt, **options)
-    for gradient, before, allowed in zip(gradients, clean, bound, strict=True):
-        testing.assert_same_bits(gradient[np.isfinite(allowed)], before[np.isfinite(allowed)])
+    assume(all(array.size for array in problem.forward.inputs()))
+    poisoned.assert_a_non_finite_value_changes_only_what_sees_it(backend, problem, places)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
