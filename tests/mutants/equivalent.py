@@ -15,6 +15,12 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "Every lane of a warp computes the same number of that warp.": [
         ("flash_fwd.cu", "const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 1);"),
     ],
+    "The upper half of the register is dropped.": [
+        (
+            "element.cuh",
+            "static __device__ uint16_t round(float value) { return uint16_t(cvt_rn_x2<Half>(value, 1.5f)); }",
+        ),
+    ],
     "All lanes of the warp hold the same sum.": [
         ("flash_bwd_delta.cu", "if (lane == 1) {"),
     ],
@@ -71,6 +77,7 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
         ("strided_copy.cu", "if (line > int64_t(params.num_batches) * params.rows) return;"),
     ],
     "Differs from 2**31 elements to copy or rows of lse on: more blocks than a test can run in the simulator.": [
+        ("attention_naive_bwd.cu", "const int line = thread_index() / columns;"),
         ("naive.cuh", "__device__ int thread_index() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }"),
         ("naive.cuh", "__device__ int64_t thread_index() { return int(blockIdx.x) * blockDim.x + threadIdx.x; }"),
         ("strided_copy.cu", "const int index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;"),
