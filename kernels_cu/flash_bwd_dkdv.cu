@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
             if constexpr (boundary.value && CAUSAL) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) ||
                                      holds_nonfinite<ELEMENT>(dout_loader, stage))) {
-                    if (WITH_DKEY) spread_nonfinite<ELEMENT>(dkey, QueryTile{query_tile.base + stage}, mask, lane);
+                    // A query that is not finite has made dS NaN for the keys that it sees.
                     if (WITH_DVALUE) spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, mask, lane);
                     __syncthreads();   // every warp has seen the values
                     remove_nonfinite<ELEMENT>(query_loader, stage);

@@ -127,15 +127,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                         dscores[m][n] = mask.visible(m, column + n * ROW_LANES) ? dscore : ELEMENT(0);
                     }
             }
-            auto keep_finite_products = [&](auto& gradient, auto tile, const auto& columns) {
-                if (!CAUSAL || !boundary || !__syncthreads_or(holds_nonfinite<NUM_THREADS>(tile, thread))) return;
-                spread_nonfinite(gradient, columns, mask);
-                __syncthreads();   // every warp has seen the values
-                remove_nonfinite<NUM_THREADS>(tile, thread);
-                __syncthreads();   // they are gone
+            auto spoils_masked_keys = [&](auto tile) {
+                return CAUSAL && boundary && __syncthreads_or(holds_nonfinite<NUM_THREADS>(tile, thread));
             };
             if (WITH_DVALUE) {   // dV += P^T dO
-                keep_finite_products(dvalue, dout_tile, dout_columns);
+                if (spoils_masked_keys(dout_tile)) {
+                    spread_nonfinite(dvalue, dout_columns, mask);
+                    __syncthreads();   // every warp has seen the values
+                    remove_nonfinite<NUM_THREADS>(dout_tile, thread);
+                    __syncthreads();   // they are gone
+                }
                 Accumulator<DoutTile> tile_dvalue = {};
                 multiply<WeightTile>(tile_dvalue, weight_address, dout_columns);
                 add<DoutTile>(dvalue, tile_dvalue);
@@ -146,7 +147,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                 store_scores(weight_tile, row, lane, dscores);
                 cp_async_wait_group<0>();
                 __syncthreads();   // the query tile has landed again
-                keep_finite_products(dkey, query_tile, query_columns);
+                if (spoils_masked_keys(query_tile)) {   // of the others it has made dS NaN
+                    remove_nonfinite<NUM_THREADS>(query_tile, thread);
+                    __syncthreads();   // they are gone
+                }
                 Accumulator<QueryTile> tile_dkey = {};
                 multiply<WeightTile>(tile_dkey, weight_address, query_columns);
                 add<QueryTile>(dkey, tile_dkey);

@@ -114,8 +114,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
 
             if (CAUSAL && tile >= tiles.interior &&
                 __syncthreads_or(holds_nonfinite<NUM_THREADS>(key_tile, thread))) {
-                spread_nonfinite(dquery, columns, mask);
-                __syncthreads();   // every warp has seen the values
+                // Of the queries that see such a key it has made dS NaN.
                 remove_nonfinite<NUM_THREADS>(key_tile, thread);
                 __syncthreads();   // they are gone
             }

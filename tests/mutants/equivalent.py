@@ -25,13 +25,9 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
         ("flash_bwd_delta.cu", "if (lane == 1) {"),
     ],
     # All other scores that are not finite make NaN of P, and of dS with it.
-    "What a key or query of score -inf adds to dq or dk, 0 times infinity, is not promised to be NaN.": [
-        ("flash_bwd_dkdv.cu", "if (WITH_DKEY) ;"),
-        ("flash_bwd_dkdv.cu", "if (false) if (WITH_DKEY) spread_nonfinite<ELEMENT>(dkey,"),
+    "What a key of score -inf adds to dq, 0 times infinity, is not promised to be NaN.": [
         ("flash_bwd_dq.cu", "removed: spread_nonfinite<ELEMENT>(dquery,"),
         ("flash_bwd_dq.cu", ";   // every warp has seen the keys"),
-        ("flash_bwd_dq_fma.cu", "removed: spread_nonfinite(dquery,"),
-        ("flash_bwd_dq_fma.cu", ";   // every warp has seen the values"),
     ],
     "The four lanes that share a row hold the same lse.": [
         ("flash_fwd.cu", "if (params.lse && lane % 4 == 1 && row < num_queries)"),
