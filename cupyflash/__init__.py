@@ -1,8 +1,9 @@
 """Exact attention for NumPy and CuPy arrays, compiled from CUDA C++ at first use.
 
-``attention`` runs the tiled tensor-core kernel and ``naive.attention`` the standard method; ``reference.attention``
-is exact and ``bounds.attention`` says how far from it each element may be. All take the same arguments. CuPy arrays
-are computed on their GPU, NumPy arrays by the same kernels in the simulator ``ptxsim``.
+``attention`` runs the tiled kernels and ``naive.attention`` the standard method; ``reference.attention`` is exact and
+``bounds.attention`` says how far from it each element may be. All take the same arguments, and each has its
+``attention_backward``. CuPy arrays are computed on their GPU, NumPy arrays by the same kernels in the simulator
+``ptxsim``. ``testing``, which needs Hypothesis, puts attention of one's own to the test.
 """
 
 from cupyflash import bounds, naive, reference

@@ -123,7 +123,7 @@ def attention_problem(
         head_dim_v=head_dim_v,
         causal=_check_causal(causal, align, seqlen_q, seqlen_k),
         causal_shift=seqlen_k - seqlen_q if align == "bottom-right" else 0,
-        softmax_scale=_check_scale(softmax_scale, head_dim),
+        softmax_scale=_check_scale(softmax_scale, head_dim, dtype),
         q=_layout(q, leading_shape, grouped_heads),
         k=_layout(k, leading_shape, grouped_heads, shared_heads=True),
         v=_layout(v, leading_shape, grouped_heads, shared_heads=True),
@@ -265,7 +265,7 @@ def _check_causal(causal, align, seqlen_q: int, seqlen_k: int) -> bool:
     return bool(causal)
 
 
-def _check_scale(softmax_scale, head_dim: int) -> float:
+def _check_scale(softmax_scale, head_dim: int, dtype: np.dtype) -> float:
     if softmax_scale is None:
         return 1 / math.sqrt(head_dim)
     if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, numbers.Real):
@@ -276,11 +276,12 @@ def _check_scale(softmax_scale, head_dim: int) -> float:
         scale = math.inf
     if not math.isfinite(scale):
         raise ValueError(f"softmax_scale: {softmax_scale!r} is not finite")
-    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) / LOG2_E
+    arithmetic = FLOAT64 if dtype == FLOAT64 else FLOAT32
+    smallest, largest = float(np.finfo(arithmetic).tiny), float(np.finfo(arithmetic).max) / LOG2_E
     if scale and not smallest <= abs(scale) <= largest:
         raise ValueError(
             f"softmax_scale: {softmax_scale!r} is neither 0 nor, in magnitude, between {smallest:.3g} and "
-            f"{largest:.3g}, where float32 holds it and its product with log2(e) as normal numbers"
+            f"{largest:.3g}, where {arithmetic} holds it and its product with log2(e) as normal numbers"
         )
     return scale
 

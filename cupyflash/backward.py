@@ -51,7 +51,7 @@ def attention_backward(
     Gradients
         Unpacks as ``dq, dk, dv``. Each has its operand's shape, kind and dtype and is C-contiguous unless given.
         Over a leading dimension that is 1 or missing in the operand, and over the query heads that share a key head, it
-        is summed (in float32, rounded once); a view with stride 0 counts as a full array.
+        is summed (in float32, for float64 in float64, and rounded once); a view with stride 0 counts as a full array.
 
     A query that sees no key has gradient 0 and adds nothing to others. A value that is not finite changes only the
     gradients of queries that see it, and of the keys that those see. Results are the same, bit for bit, each time.

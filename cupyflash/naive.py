@@ -24,9 +24,9 @@ def attention(
 ):
     """The same function as :func:`cupyflash.attention`, in three kernels that write S and P to device memory.
 
-    Shapes, options, results and errors are those of :func:`cupyflash.attention`. q, k and v may also be float32, and
-    float64 with everything computed in float64 (lse too). Scores and weights are stored in the inputs' dtype, as
-    frameworks do: a float16 score beyond 65504 overflows. Extra device memory: L * S elements per head.
+    Shapes, dtypes, options, results and errors are those of :func:`cupyflash.attention`. Scores and weights are stored
+    in the inputs' dtype, as frameworks do: a float16 score beyond 65504 overflows. Extra device memory: L * S elements
+    per head.
 
     Examples
     --------
@@ -67,9 +67,8 @@ def attention_backward(
 ) -> Gradients:
     """The same function as :func:`cupyflash.attention_backward`, in kernels that write P, dP and dS to device memory.
 
-    Arguments, results and errors are those of :func:`cupyflash.attention_backward`; all but lse and dlse may also be
-    float32, or float64 with everything computed in float64 (lse and dlse too). out and lse are not used: P is computed
-    again as the forward does. Extra device memory: 2 * L * S elements per head.
+    Arguments, results and errors are those of :func:`cupyflash.attention_backward`. out and lse are not used: P is
+    computed again as the forward does. Extra device memory: 2 * L * S elements per head.
 
     Examples
     --------

@@ -225,9 +225,9 @@ def exact_gradients(problem: Problem, dout, q, k, v, dlse) -> tuple[Numbers, Num
         delta = np.where(seen, weights * dweights, 0).sum(axis=-1, keepdims=True)
         if dlse is not None:
             delta = delta - dlse[..., None]
-        dscores = problem.softmax_scale * np.where(seen, weights * (dweights - delta), 0)
-    return (
-        weighted_sum(dscores, k, seen),
-        weighted_sum(dscores.mT, q, seen.mT),
-        weighted_sum(weights.mT, dout, seen.mT),
-    )
+        dscores = np.where(seen, weights * (dweights - delta), 0)
+        return (
+            problem.softmax_scale * weighted_sum(dscores, k, seen),
+            problem.softmax_scale * weighted_sum(dscores.mT, q, seen.mT),
+            weighted_sum(weights.mT, dout, seen.mT),
+        )

@@ -61,7 +61,7 @@ def nvrtc_version() -> str:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows of one set of columns, below comments on date, machine, versions and command.
 
-    ``numpy.genfromtxt(path, delimiter=",", names=True)`` and ``pandas.read_csv(path, comment="#")`` read it.
+    ``pandas.read_csv(path, comment="#")`` reads it.
     """
     rows = list(rows)
     command = f"python -m experiments.{path.stem} {' '.join(sys.argv[1:])}".rstrip()

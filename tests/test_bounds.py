@@ -219,3 +219,14 @@ def test_out_receives_the_bound():
     np.testing.assert_array_equal(out, bounds.attention(q, k, v))
     with pytest.raises(TypeError, match="out: dtype <f2, expected float64"):
         bounds.attention(q, k, v, out=out.astype(np.float16))
+
+
+def test_a_bound_that_overflows_claims_nothing():
+    """0 times a sum of keys beyond float64 is no number, and no bound may be that."""
+    q, k = np.full((5, 8), 1e-38), np.full((3, 8), 8e307)
+    assert (bounds.attention(q, k, k, softmax_scale=0.0) == np.inf).all()
+    assert (bounds.attention_naive(q, k, k, softmax_scale=0.0) == np.inf).all()
+    out, lse = reference.attention(q, k, k, softmax_scale=0.0, return_lse=True)
+    for gradient_bounds in bounds.attention_backward, bounds.attention_naive_backward:
+        for bound in gradient_bounds(out, q, k, k, out, lse, softmax_scale=0.0):
+            assert not np.isnan(bound).any()

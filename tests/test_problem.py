@@ -249,6 +249,17 @@ def test_scales_that_float32_cannot_hold(scale):
     refuses(ValueError, "softmax_scale: .* is neither 0 nor", *qkv(), softmax_scale=scale)
 
 
+@pytest.mark.parametrize("scale", [1e-300, -1e300, np.finfo(np.float64).tiny])
+def test_scales_that_only_float64_holds(scale):
+    assert attention_problem(*qkv(dtype=np.float64), softmax_scale=scale).softmax_scale == scale
+    refuses(ValueError, "where float32 holds it and", *qkv(dtype=np.float32), softmax_scale=scale)
+
+
+@pytest.mark.parametrize("scale", [1.7e308, -5e-324])
+def test_scales_that_float64_cannot_hold(scale):
+    refuses(ValueError, "where float64 holds it and", *qkv(dtype=np.float64), softmax_scale=scale)
+
+
 @pytest.mark.parametrize("scale", [True, np.True_, "1", 1j, np.ones(1), [0.5]])
 def test_scales_that_are_not_real_numbers(scale):
     refuses(TypeError, "softmax_scale: expected a real number", *qkv(), softmax_scale=scale)

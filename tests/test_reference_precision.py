@@ -110,3 +110,12 @@ def test_sums_over_broadcast_dimensions_are_rounded_once():
     assert 0 < np.abs(difference.dk).max() < 1e-14
     np.testing.assert_allclose(summed.dk, difference.dk, rtol=2.0**-52, atol=1e-28)
     np.testing.assert_allclose(summed.dv, difference.dv, rtol=2.0**-52, atol=1e-28)
+
+
+def test_a_scale_multiplies_the_sums_not_the_terms():
+    """As in the kernels: 1e18 times a term overflows here, and its product with a key of 1e-160 does not."""
+    q, k = np.full((1, 8), 1e-300), np.linspace(1, 2, 16).reshape(2, 8) * 1e-160
+    v, dout, dlse = np.ones((2, 8)), np.ones((1, 8)), np.array([-2e294])
+    out, lse = reference.attention(q, k, v, softmax_scale=1e18, return_lse=True)
+    dq = reference.attention_backward(dout, q, k, v, out, lse, dlse=dlse, softmax_scale=1e18).dq
+    np.testing.assert_allclose(dq, -2e294 * k.mean(axis=0, keepdims=True) * 1e18, rtol=1e-14)

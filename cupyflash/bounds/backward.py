@@ -34,6 +34,7 @@ from cupyflash.bounds.forward import (
     Arithmetic,
     Exact,
     Precision,
+    claimed,
     dot_error,
     flushed_score,
     gamma,
@@ -431,4 +432,4 @@ def _returned(problem: Problem, kernel_errors, arrays, grads_out) -> Gradients:
     with np.errstate(over="ignore", invalid="ignore"):
         pairs = _Pairs.of(problem, *arrays)
         bounds = _gradients(problem, pairs, kernel_errors(problem, pairs), [x.shape for x in operands])
-    return reference.returned_gradients(problem, operands, bounds, grads_out)
+    return reference.returned_gradients(problem, operands, [claimed(bound) for bound in bounds], grads_out)

@@ -420,4 +420,9 @@ def largest(problem: Problem) -> float:
 def _returned(problem: Problem, bounds, q, k, v, return_lse: bool, out):
     with np.errstate(over="ignore", invalid="ignore"):
         bound, lse_bound = bounds(problem, Exact.of(problem, q, k, v))
-    return reference.returned(problem, q, bound, lse_bound[..., 0], return_lse, out)
+    return reference.returned(problem, q, claimed(bound), claimed(lse_bound[..., 0]), return_lse, out)
+
+
+def claimed(bound: np.ndarray) -> np.ndarray:
+    """A bound that is itself beyond float64, inf - inf or 0 inf, claims nothing."""
+    return np.where(np.isnan(bound), np.inf, bound)
