@@ -10,7 +10,7 @@ from hypothesis import event, example, given, settings
 from cupyflash import _backward_config, _config, attention_vjp, bounds, ptxsim, reference, testing
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
-from tests import poisoned
+from tests import backward_checks, poisoned
 from tests.test_config import ARCHITECTURES, HEAD_DIMS, assert_compiles, problem
 
 DTYPES = ["float32", "float64"]
@@ -64,6 +64,14 @@ def test_scales(backend, softmax_scale, dtype):
 def test_sums_over_broadcast_dimensions_and_grouped_heads(backend, dtype, leading_q, leading_k, leading_v):
     forward = Problem(dtype, leading_q, leading_k, leading_v, 20, 70, 16, 24, causal=True, align="top-left", seed=4)
     check(backend, BackwardProblem(forward, with_dlse=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nonfinite_rows_reach_who_sees_them(backend, dtype):
+    forward = Problem(dtype, (), (), (), 75, 75, 16, 24, causal=True, align="bottom-right", seed=6)
+    backward_checks.assert_nonfinite_rows_reach_who_sees_them(
+        backend, BackwardProblem(forward, with_dlse=True), "sm_80"
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
