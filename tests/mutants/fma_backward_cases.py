@@ -63,6 +63,9 @@ CASES = [
     BackwardCase(
         backward.each_nonfinite_row, BackwardProblem(Problem(*DOUBLE, 34, 34, *WIDE, **CAUSAL), with_dlse=True)
     ),
+    BackwardCase(  # a thread owns eight rows
+        backward.each_nonfinite_row, BackwardProblem(Problem("float32", (), (), (), 34, 34, 16, 16, **CAUSAL))
+    ),
     BackwardCase(backward.nonfinite_in_any_order, BackwardProblem(Problem(*DOUBLE, 18, 18, *WIDE, **CAUSAL))),
     BackwardCase(  # no two strides are equal
         backward.within_bounds,
