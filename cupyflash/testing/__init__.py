@@ -25,6 +25,7 @@ A wrong one is told where it is wrong, by which bound, and how to see it again:
 Traceback (most recent call last):
 AssertionError: out[0, 0, 1, 4] is -0.1356..., exact 0.6378...: error 0.774 is 2.58e+05 times its bound 3e-06; 32 of ...
 of the bound there: scores 66%, exponential 14%, row sum 11%
+within bound: Every element of out and lse is within its bound of the reference, and as finite.
 to repeat, with names of cupyflash.testing: check_within_bound(fn, AttentionProblem(dtype='float32', leading_q=(1, 1)...
 
 * Strategies draw structure and a seed, never floats: :func:`attention_problems`, :func:`attention_backward_problems`,
@@ -43,6 +44,7 @@ try:
 except ImportError as error:
     raise ImportError('cupyflash.testing needs hypothesis >= 6.100: pip install "cupyflash[testing]"') from error
 
+from cupyflash import bounds
 from cupyflash.testing.assertions import (
     assert_attention_within_bound,
     assert_gradients_within_bound,
@@ -142,6 +144,7 @@ __all__ = [
     "assert_within_bound",
     "attention_backward_problems",
     "attention_problems",
+    "bounds",
     "check_alignments",
     "check_attention",
     "check_batch_independence",

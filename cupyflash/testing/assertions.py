@@ -9,15 +9,20 @@ from cupyflash import bounds, reference
 def assert_within_bound(result, exact, bound, *, name="result", terms=None):
     """Each element of ``result`` is within ``bound`` of ``exact``, and not finite where exact is not.
 
-    Three arrays of one shape. Where the bound is infinite nothing else is asked. The error names the element furthest
-    beyond its bound, and the largest of the bound's terms there: ``terms()``, called only then, gives arrays by name.
+    ``exact`` and ``bound`` are broadcast to the shape of ``result``, or raise ValueError. Where the bound is infinite
+    nothing else is asked. The error names the element furthest beyond its bound, and the largest of the bound's terms
+    there: ``terms()``, called only then, gives arrays by name.
 
     >>> assert_within_bound(np.array([1.0, 2.5]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
     Traceback (most recent call last):
     AssertionError: result[1] is 2.5, exact 2.0: error 0.5 is 5 times its bound 0.1; 1 of 2 elements are wrong
     """
-    result, exact = (np.asarray(x).astype(np.float64) for x in (result, exact))
-    assert result.shape == exact.shape, f"{name}: shape {result.shape}, expected {exact.shape}"
+    result, exact, bound = (np.asarray(x).astype(np.float64) for x in (result, exact, bound))
+    try:
+        exact, bound = (np.broadcast_to(x, result.shape) for x in (exact, bound))
+    except ValueError:
+        shapes = f"exact of shape {exact.shape} and bound of shape {bound.shape}"
+        raise ValueError(f"{name}: shape {result.shape}, to which {shapes} do not broadcast") from None
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.where(result == exact, 0, np.abs(result - exact))
         right = error <= bound
@@ -34,7 +39,7 @@ def assert_within_bound(result, exact, bound, *, name="result", terms=None):
     message = f"{where} is {result[index]!s}, exact {exact[index]!s}: {said}"
     message += f"; {wrong.sum()} of {wrong.size} elements are wrong"
     if terms is not None and 0 < bound[index] < np.inf:
-        there = {term: float(np.asarray(values)[index]) for term, values in terms().items()}
+        there = {term: float(np.broadcast_to(values, wrong.shape)[index]) for term, values in terms().items()}
         largest = sorted(there, key=there.get, reverse=True)[:3]
         message += "\nof the bound there: " + ", ".join(f"{term} {there[term] / bound[index]:.0%}" for term in largest)
     raise AssertionError(message)

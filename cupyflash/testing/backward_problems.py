@@ -6,16 +6,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash.testing import layouts
-from cupyflash.testing.problems import AttentionProblem, Reproducible, attention_problems
-from cupyflash.testing.values import DOUT_FAMILIES, dout_family, element_type
+from cupyflash.testing.problems import SCALES, AttentionProblem, Reproducible, attention_problems
+from cupyflash.testing.values import DOUT_FAMILIES, FAMILIES, dout_family, element_type, require_known
 
 
 @dataclass(frozen=True, repr=False)
 class AttentionBackwardProblem(Reproducible):
     """Everything that determines one call of the backward, whose forward is run first.
 
-    ``dout_values`` is one of DOUT_FAMILIES, and views are names of VIEWS: of dout, and of dq, dk and dv as they are
-    given out. ``strided_lse``: lse and dlse are views, too.
+    ``dout_values`` is one of DOUT_FAMILIES, and views are names: of VIEWS for dout, and of OUT_VIEWS for dq, dk and dv
+    as they are given out; others raise ValueError. ``strided_lse``: lse and dlse are views, too.
 
     >>> problem = AttentionBackwardProblem(AttentionProblem(seqlen_q=3, seqlen_k=5), with_dlse=True)
     >>> dout, dlse = problem.cotangents()
@@ -29,6 +29,13 @@ class AttentionBackwardProblem(Reproducible):
     dout_view: str = "plain"
     grad_views: tuple[str, str, str] = ("plain",) * 3
     strided_lse: bool = False
+
+    def __post_init__(self):
+        if not isinstance(self.forward, AttentionProblem):
+            raise TypeError(f"forward: an AttentionProblem, not {self.forward!r}")
+        require_known("dout_values", self.dout_values, DOUT_FAMILIES)
+        require_known("dout_view", self.dout_view, layouts.VIEWS)
+        layouts.require_views("grad_views", self.grad_views, (layouts.OUT_VIEWS,) * 3)
 
     @property
     def options(self):
@@ -77,16 +84,23 @@ def _strided(x):
     return view
 
 
-@st.composite
-def attention_backward_problems(draw, **options):
-    """Whole problems of the backward; ``options`` are those of :func:`attention_problems`."""
-    views = options.get("views", layouts.VIEWS)
+def attention_backward_problems(
+    dtypes=("float16", "bfloat16"), families=FAMILIES, scales=SCALES, views=layouts.VIEWS, **strategies
+):
+    """Whole problems of the backward; arguments are those of :func:`attention_problems`.
+
+    >>> from hypothesis import find
+    >>> find(attention_backward_problems(["float32"]), lambda problem: problem.with_dlse)
+    AttentionBackwardProblem(forward=AttentionProblem(dtype='float32'), with_dlse=True)
+    """
+    forward = attention_problems(dtypes, families, scales, views, **strategies)
     out_views = [view for view in views if view in layouts.OUT_VIEWS]
-    return AttentionBackwardProblem(
-        forward=draw(attention_problems(**options)),
-        dout_values=draw(st.sampled_from(DOUT_FAMILIES)),
-        with_dlse=draw(st.booleans()),
-        dout_view=draw(st.sampled_from(views)),
-        grad_views=draw(st.tuples(*[st.sampled_from(out_views)] * 3)),
-        strided_lse=draw(st.booleans()),
+    return st.builds(
+        AttentionBackwardProblem,
+        forward=forward,
+        dout_values=st.sampled_from(DOUT_FAMILIES),
+        with_dlse=st.booleans(),
+        dout_view=st.sampled_from(views),
+        grad_views=st.tuples(*[st.sampled_from(out_views)] * 3),
+        strided_lse=st.booleans(),
     )

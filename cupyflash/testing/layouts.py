@@ -6,6 +6,8 @@ import mmap
 import numpy as np
 from hypothesis import strategies as st
 
+from cupyflash.testing.values import require_known
+
 _MARGIN = 64  # elements before and behind
 
 
@@ -112,6 +114,14 @@ _VIEWS = {
 }
 VIEWS = list(_VIEWS)
 OUT_VIEWS = [view for view in VIEWS if not view.startswith("one ")]
+
+
+def require_views(argument, views, allowed):
+    """One view for each of ``allowed``, of those names."""
+    if isinstance(views, str) or len(views) != len(allowed):
+        raise ValueError(f"{argument}: {views!r} are not {len(allowed)} names")
+    for view, names in zip(views, allowed, strict=True):
+        require_known(argument, view, names)
 
 
 def laid_out(array, view):

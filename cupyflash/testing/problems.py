@@ -1,17 +1,30 @@
 """Hypothesis strategies for attention problems: they draw structure and a seed, never floats."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash.testing import layouts
-from cupyflash.testing.values import FAMILIES, element_type, family
+from cupyflash.testing.values import FAMILIES, element_type, family, require_known
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 #: Head dimensions are drawn in these compiled sizes, to keep the number of specialisations small.
 COMPILED_HEAD_DIMS = [(16, 16), (64, 64), (32, 16), (16, 80), (64, 48), (128, 128), (144, 32), (256, 256)]
 SCALES = [None, None, None, 1.0, 0.05, 3.0, 0.0, -0.3, -2.0, 1e-37]
+
+
+def pasteable(value):
+    """``repr``, evaluated to the same value also where numbers are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{float(value)}')"
+    if isinstance(value, list):
+        return f"[{', '.join(map(pasteable, value))}]"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{pasteable(x)}, ' for x in value).removesuffix(' ' if len(value) == 1 else ', ')})"
+    return repr(value)
 
 
 class Reproducible:
@@ -19,7 +32,7 @@ class Reproducible:
 
     def __repr__(self):
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={pasteable(value)}' for name, value in changed)})"
 
     def _repr_pretty_(self, printer, cycle):
         """What Hypothesis prints."""
@@ -31,7 +44,8 @@ class AttentionProblem(Reproducible):
     """Everything that determines one call of attention; its arrays are made from the seed.
 
     ``leading_q`` and so on are the dimensions before (seqlen_q, head_dim), (seqlen_k, head_dim) and
-    (seqlen_k, head_dim_v); ``values`` is one of FAMILIES or "integers", ``views`` names of VIEWS for q, k, v and out.
+    (seqlen_k, head_dim_v); ``values`` is one of FAMILIES or "integers", ``views`` names of VIEWS for q, k and v and of
+    OUT_VIEWS for out. Other names, and dtypes but float16, bfloat16, float32 and float64, raise ValueError.
 
     >>> problem = AttentionProblem("bfloat16", (2, 4), (2, 2), (2, 2), seqlen_q=5, seqlen_k=9)
     >>> q, k, v = problem.inputs()
@@ -55,6 +69,11 @@ class AttentionProblem(Reproducible):
     values: str = "normal"
     views: tuple[str, str, str, str] = ("plain",) * 4  # of q, k, v and out
     seed: int = 0
+
+    def __post_init__(self):
+        require_known("dtype", self.dtype, DTYPES)
+        require_known("values", self.values, [*FAMILIES, "integers"])
+        layouts.require_views("views", self.views, (layouts.VIEWS,) * 3 + (layouts.OUT_VIEWS,))
 
     @property
     def options(self):
@@ -160,9 +179,7 @@ def _broadcast(draw, dims):
 _LEADING_DIMS, _SEQLENS, _HEAD_DIMS, _BOOLEANS = leading_dims(), seqlens(), head_dims(), st.booleans()
 
 
-@st.composite
 def attention_problems(
-    draw,
     dtypes=("float16", "bfloat16"),
     families=FAMILIES,
     scales=SCALES,
@@ -176,12 +193,26 @@ def attention_problems(
     """Whole problems; they shrink towards one plain query and key of the first dtype.
 
     The first four are sequences to choose from, the others strategies: of leading dimensions (of q, of k, of v), of a
-    length, of (head_dim, head_dim_v), and of whether keys are masked causally, in one of the two alignments.
+    length, of (head_dim, head_dim_v), and of whether keys are masked causally, in one of the two alignments. TypeError
+    names an argument that is none.
 
     >>> from hypothesis import find
     >>> find(attention_problems(["float32"]), lambda problem: problem.seqlen_q < problem.seqlen_k)
     AttentionProblem(dtype='float32', seqlen_k=2)
     """
+    choices = {"dtypes": dtypes, "families": families, "scales": scales, "views": views}
+    strategies = {"leading_dims": leading_dims, "seqlens": seqlens, "head_dims": head_dims, "causal": causal}
+    for name, value in choices.items():
+        if isinstance(value, str) or not isinstance(value, Collection):
+            raise TypeError(f"{name}: a sequence to choose from, such as [{value!r}], not {value!r}")
+    for name, value in strategies.items():
+        if not isinstance(value, st.SearchStrategy):
+            raise TypeError(f"{name}: a strategy, such as st.just({value!r}), not {value!r}")
+    return _problems(**choices, **strategies)
+
+
+@st.composite
+def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head_dims, causal):
     is_causal = draw(causal)
     leading_q, leading_k, leading_v = draw(leading_dims)
     head_dim, head_dim_v = draw(head_dims)

@@ -12,12 +12,16 @@ from hypothesis.strategies import SearchStrategy
 
 from cupyflash import bounds
 from cupyflash.testing.assertions import assert_same_bits, assert_within_bound
-from cupyflash.testing.backward_problems import attention_backward_problems
-from cupyflash.testing.problems import attention_problems
+from cupyflash.testing.backward_problems import AttentionBackwardProblem, attention_backward_problems
+from cupyflash.testing.problems import AttentionProblem, attention_problems, pasteable
 
 
 def ready_check(problems: Callable[[], SearchStrategy]):
-    """Makes ``check(fn, problem, **options)`` take a strategy, too, or nothing: all problems it draws are checked."""
+    """Makes ``check(fn, problem, **options)`` take a strategy, too, or nothing: all problems it draws are checked.
+
+    What goes wrong, be it in ``fn``, is told with the call that repeats it.
+    """
+    kind = AttentionProblem if problems is attention_problems else AttentionBackwardProblem
 
     def decorator(check):
         @functools.wraps(check)
@@ -31,16 +35,38 @@ def ready_check(problems: Callable[[], SearchStrategy]):
                     ready(fn, problem, **options)
 
                 return every_problem()
+            if not isinstance(problem, kind):
+                raise TypeError(f"{check.__name__}: one {kind.__name__} or a strategy of them, not {problem!r}")
             try:
                 check(fn, problem, **options)
             except AssertionError as error:
-                more = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
-                call = f"{check.__name__}(fn, {problem!r}{more})"
-                raise AssertionError(f"{error}\nto repeat, with names of cupyflash.testing: {call}") from None
+                idea = " ".join(check.__doc__.split("\n\n")[0].split())
+                about = f"{check.__name__.removeprefix('check_').replace('_', ' ')}: {idea}"
+                raise AssertionError(f"{error}\n{about}\n{_to_repeat(check, problem, options)}") from None
+            except Exception as error:
+                # What add_note does, which Python 3.10 lacks: there the exceptiongroup of Hypothesis prints notes.
+                error.__notes__ = [*getattr(error, "__notes__", ()), _to_repeat(check, problem, options)]
+                raise
 
         return ready
 
     return decorator
+
+
+def _to_repeat(check, problem, options):
+    """The call, with those options that are not the check's defaults."""
+    names, call = "names of cupyflash.testing", f"{check.__name__}(fn, {problem!r}"
+    defaults = {name: parameter.default for name, parameter in inspect.signature(check).parameters.items()}
+    for name, value in options.items():
+        if value is defaults.get(name, inspect.Parameter.empty):
+            continue
+        if name == "bound":
+            known = [known for known in bounds.__all__ if getattr(bounds, known) is value]
+            names += "" if known else " and with your bound"
+            call += f", bound={f'bounds.{known[0]}' if known else 'bound'}"
+        else:
+            call += f", {name}={pasteable(value)}"
+    return f"to repeat, with {names}: {call})"
 
 
 def run_all(checks, fn, problem, bitwise, bound):

@@ -26,6 +26,12 @@ DOUT_FAMILIES = ["normal", "normal", "one", "one sign", "sparse", "small", "larg
 EXACT_SCALE = math.log(2)
 
 
+def require_known(argument, value, allowed):
+    """ValueError that names the argument and what is allowed."""
+    if value not in allowed:
+        raise ValueError(f"{argument}: {value!r} is none of {', '.join(map(repr, dict.fromkeys(allowed)))}")
+
+
 def element_type(name):
     """The NumPy dtype, bfloat16 among them."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
