@@ -237,6 +237,20 @@ def test_a_fault_in_attention_is_seen(name):
         check(FORWARD_FAULTS[name], PROBLEM)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda out, *_: np.nan_to_num(out), "NaN of out"),
+        (lambda out, q, k, v: out + np.where(np.isfinite(v).all(), 0, np.nan), "NaN of out"),
+        (lambda out, q, k, v: out + np.where(np.isfinite(v).all(), 0, 0.01), "finite part of out"),
+    ],
+)
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_where_nan_goes_is_seen_without_bits_too(change, said, bitwise):
+    with pytest.raises(AssertionError, match=said):
+        testing.check_nonfinite_values_reach_who_sees_them(of_out(change), PROBLEM, bitwise=bitwise)
+
+
 @pytest.mark.parametrize("name", VJP_FAULTS)
 def test_a_fault_in_gradients_is_seen(name):
     check = getattr(testing, f"check_{name}")
