@@ -30,6 +30,7 @@ BACKWARD_CHECKS = [
     testing.check_vjp_key_permutation,
     testing.check_vjp_linearity,
     testing.check_vjp_constant_values,
+    testing.check_vjp_nonfinite_values_change_only_what_sees_them,
 ]
 
 

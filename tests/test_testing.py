@@ -206,6 +206,9 @@ VJP_FAULTS = {
     "lse_gradient": of_gradients(lambda dq, dk, dv, dout, dlse: (dq if dlse is None else dq * 1.01, dk, dv)),
     "vjp_linearity": of_gradients(lambda dq, dk, dv, *_: (dq * np.abs(dq), dk, dv)),
     "vjp_constant_values": of_gradients(lambda dq, dk, dv, *_: (dq + 0.125, dk, dv)),
+    "vjp_nonfinite_values_change_only_what_sees_them": of_gradients(
+        lambda dq, dk, dv, *_: (dq if np.isfinite(dv).all() else dq * np.nan, dk, dv)
+    ),
 }
 PROBLEM = AttentionProblem(
     "float32",

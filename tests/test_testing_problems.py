@@ -39,7 +39,6 @@ def test_the_element_furthest_beyond_its_bound_is_named():
         (5.0, 1.0, np.inf, True),  # not claimed
         (5.0, np.nan, np.inf, False),  # should not be finite
         (np.inf, np.nan, np.inf, True),
-        (1.0, 1.0, np.nan, True),
     ],
 )
 def test_what_is_within_a_bound(result, exact, bound, right):
@@ -49,6 +48,12 @@ def test_what_is_within_a_bound(result, exact, bound, right):
         return
     with pytest.raises(AssertionError):
         testing.assert_within_bound(*arrays)
+
+
+@pytest.mark.parametrize("bound", [np.nan, -1.0])
+def test_what_is_no_bound_is_refused(bound):
+    with pytest.raises(ValueError, match="out: a bound is negative or NaN"):
+        testing.assert_within_bound(np.ones(2), np.ones(2), [1.0, bound], name="out")
 
 
 @pytest.mark.parametrize("bound", [0.5, [0.5, 0.5, 0.5], np.full((1, 1), 0.5), [[1], [0.5]]])

@@ -9,9 +9,9 @@ from cupyflash import bounds, reference
 def assert_within_bound(result, exact, bound, *, name="result", terms=None):
     """Each element of ``result`` is within ``bound`` of ``exact``, and not finite where exact is not.
 
-    ``exact`` and ``bound`` are broadcast to the shape of ``result``, or raise ValueError. Where the bound is infinite
-    nothing else is asked. The error names the element furthest beyond its bound, and the largest of the bound's terms
-    there: ``terms()``, called only then, gives arrays by name.
+    ``exact`` and ``bound`` are broadcast to the shape of ``result``, or raise ValueError, as does a bound that is
+    negative or NaN. Where the bound is infinite nothing else is asked. The error names the element furthest beyond its
+    bound, and the largest of the bound's terms there: ``terms()``, called only then, gives arrays by name.
 
     >>> assert_within_bound(np.array([1.0, 2.5]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
     Traceback (most recent call last):
@@ -23,6 +23,8 @@ def assert_within_bound(result, exact, bound, *, name="result", terms=None):
     except ValueError:
         shapes = f"exact of shape {exact.shape} and bound of shape {bound.shape}"
         raise ValueError(f"{name}: shape {result.shape}, to which {shapes} do not broadcast") from None
+    if not (bound >= 0).all():
+        raise ValueError(f"{name}: a bound is negative or NaN, which bounds nothing")
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.where(result == exact, 0, np.abs(result - exact))
         right = error <= bound

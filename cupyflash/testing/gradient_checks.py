@@ -330,6 +330,40 @@ def check_vjp_constant_values(vjp, problem, *, bound=bounds.attention_backward):
         assert_agree(result, np.zeros_like(result), error, name=name)
 
 
+@ready_check(attention_backward_problems)
+def check_vjp_nonfinite_values_change_only_what_sees_them(
+    vjp, problem, *, bitwise=True, bound=bounds.attention_backward
+):
+    """A NaN in a row of dout, q, k or v spoils queries that see it, and keys that those see, and nothing else.
+
+    Causal, with as many keys as queries.
+    """
+    masked = {"causal": True, "align": "top-left", "seqlen_k": problem.forward.seqlen_q}
+    problem = replace(problem, forward=replace(problem.forward.unbroadcast(), **masked))
+    dout, dlse, *inputs = _arguments(problem)
+    seqlen = problem.forward.seqlen_q
+    if not seqlen:
+        return
+    clean = gradients(vjp, (dout, dlse, *inputs), problem.options)
+    allowed = [np.zeros(x.shape) for x in clean]
+    if not bitwise:
+        allowed = [2 * x for x in gradient_bounds(vjp, bound, (dout, dlse, *inputs), problem.options)]
+    for position, operand in enumerate(("dout", "q", "k", "v")):
+        row = choices(problem.forward).integers(seqlen)
+        spoilt = [np.array(x) for x in (dout, *inputs)]
+        spoilt[position][..., row, 0] = np.nan
+        results = gradients(vjp, (spoilt[0], dlse, *spoilt[1:]), problem.options)
+        index = np.arange(seqlen)
+        queries = index >= row if operand in "kv" else index == row
+        keys = index <= np.flatnonzero(queries)[-1]
+        for name, sees, *values in zip(("dq", "dk", "dv"), (queries, keys, keys), results, clean, allowed, strict=True):
+            result, expected, error = (x[..., ~sees, :] for x in values)
+            if bitwise:
+                assert_same_bits(result, expected, name=f"{name} of what a NaN in {operand}[{row}] is masked from")
+            else:
+                assert_agree(result, expected, error, name=f"{name} of what a NaN in {operand}[{row}] is masked from")
+
+
 VJP_CHECKS = [check for name, check in list(globals().items()) if name.startswith("check_")]
 
 
