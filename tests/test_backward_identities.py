@@ -26,6 +26,7 @@ INVARIANTS = [
     testing.check_vjp_key_permutation,
     testing.check_vjp_linearity,
     testing.check_vjp_constant_values,
+    testing.check_vjp_nonfinite_values_change_only_what_sees_them,
 ]
 
 
