@@ -12,7 +12,8 @@ constexpr int ROW_LANES = 16;
 constexpr int THREAD_ROWS = TILE_ROWS / (NUM_WARPS * WARP_SIZE / ROW_LANES);
 constexpr int THREAD_COLUMNS = TILE_COLUMNS / ROW_LANES;
 
-static_assert(TILE_ROWS == NUM_WARPS * 2 * THREAD_ROWS && TILE_COLUMNS == ROW_LANES * THREAD_COLUMNS, "whole register tiles");
+static_assert(TILE_ROWS == NUM_WARPS * 2 * THREAD_ROWS && TILE_COLUMNS == ROW_LANES * THREAD_COLUMNS,
+              "whole register tiles");
 static_assert(HEAD_DIM * UNITS % LINE == 0 && HEAD_DIM_V * UNITS % LINE == 0, "whole lines");
 
 using Scores = ELEMENT[THREAD_ROWS][THREAD_COLUMNS];   // of a thread's rows and columns lane % 16 + 16 n
