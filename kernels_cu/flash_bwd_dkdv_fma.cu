@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
         for (int tile = tiles.begin; tile < tiles.end; ++tile) {
             const int first_query = tile * BLOCK_M, num_queries = params.seqlen_q - first_query;
             auto query_reloader = query_loader;
-            __syncthreads();   // every warp is done with the last tile
+            __syncthreads();   // every warp is done with the last tile, and with its weights
             query_loader.load_async(num_queries);
 
             ELEMENT shift[THREAD_COLUMNS], delta[THREAD_COLUMNS];
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                 delta[n] = exists ? deltas[first_query + query] : ELEMENT(0);
             }
             cp_async_wait_group<0>();
-            __syncthreads();   // the query tile has landed
+            __syncthreads();   // the query tile has landed, and before the first the keys and values
 
             // S^T = K Q^T, P^T = exp(S^T - lse). What is masked is selected, so that no NaN of it survives.
             Scores weights = {};
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
             __syncthreads();   // every warp is done with the query tile
             dout_loader.load_async(num_queries);
             cp_async_wait_group<0>();
-            __syncthreads();   // the dout tile has landed
+            __syncthreads();   // the dout tile has landed, and so have the weights
 
             // dP^T = V dO^T, dS^T = P^T * (dP^T - delta)
             Scores dscores = {};
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                 query_reloader.load_async(num_queries);
                 store_scores(weight_tile, row, lane, dscores);
                 cp_async_wait_group<0>();
-                __syncthreads();   // the query tile has landed again
+                __syncthreads();   // the query tile has landed again, and so has dS^T
                 if (spoils_masked_keys(query_tile)) {   // of the others it has made dS NaN
                     remove_nonfinite<NUM_THREADS>(query_tile, thread);
                     __syncthreads();   // they are gone

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             __syncthreads();   // every warp is done with the last key tile
             value_loader.load_async(num_keys);
             cp_async_wait_group<0>();
-            __syncthreads();   // the value tile has landed
+            __syncthreads();   // the value tile has landed, and before the first the queries and dout
 
             // dP = dO V^T
             Scores dscores = {};
