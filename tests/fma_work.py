@@ -10,9 +10,8 @@ from tests.work import Work, assert_counts, counted, seen
 ROW_LANES = 16  # that share a row of a register tile
 
 
-def flash_fwd_fma(problem: Problem, arch: str) -> Work:
-    """Each query tile is read once, and each key tile of which a query sees something once per query tile."""
-    tile = _config.flash_fwd_fma_tile(problem.dtype, problem.head_dim, problem.head_dim_v, arch)
+def visits(problem: Problem, tile: _config.Tile) -> tuple[int, int, int]:
+    """Key tiles that the query tiles of one head visit, those of them with a masked pair, and the keys that exist."""
     tiles = masked_tiles = loaded_keys = 0
     for first_query in range(0, problem.seqlen_q, tile.block_m):
         last_query = min(first_query + tile.block_m, problem.seqlen_q) - 1
@@ -20,6 +19,13 @@ def flash_fwd_fma(problem: Problem, arch: str) -> Work:
         tiles += visited
         masked_tiles += visited - seen(problem, first_query) // tile.block_n
         loaded_keys += min(visited * tile.block_n, problem.seqlen_k)
+    return tiles, masked_tiles, loaded_keys
+
+
+def flash_fwd_fma(problem: Problem, arch: str) -> Work:
+    """Each query tile is read once, and each key tile of which a query sees something once per query tile."""
+    tile = _config.flash_fwd_fma_tile(problem.dtype, problem.head_dim, problem.head_dim_v, arch)
+    tiles, masked_tiles, loaded_keys = visits(problem, tile)
     item, queries = problem.dtype.itemsize, problem.num_batches * problem.seqlen_q
     row_bytes = item * (problem.head_dim + problem.head_dim_v)
     return Work(
@@ -35,13 +41,7 @@ def flash_fwd_fma(problem: Problem, arch: str) -> Work:
 def flash_bwd_dq_fma(problem: Problem, arch: str) -> Work:
     """As in the forward, with dout beside the queries."""
     tile = _backward_config.flash_bwd_dq_fma_tile(problem.dtype, problem.head_dim, problem.head_dim_v, arch)
-    tiles = masked_tiles = loaded_keys = 0
-    for first_query in range(0, problem.seqlen_q, tile.block_m):
-        last_query = min(first_query + tile.block_m, problem.seqlen_q) - 1
-        visited = _config.ceil_div(seen(problem, last_query), tile.block_n)
-        tiles += visited
-        masked_tiles += visited - seen(problem, first_query) // tile.block_n
-        loaded_keys += min(visited * tile.block_n, problem.seqlen_k)
+    tiles, masked_tiles, loaded_keys = visits(problem, tile)
     item, queries = problem.dtype.itemsize, problem.num_batches * problem.seqlen_q
     row_bytes = item * (problem.head_dim + problem.head_dim_v)
     return Work(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import event, example, given, settings
 
-from cupyflash import _backward_config, _config, attention_vjp, bounds, ptxsim, reference, testing
+from cupyflash import _backward_config, _config, bounds, reference, testing
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
-from tests import backward_checks, poisoned
+from tests import backward_checks, fma_work, poisoned
 from tests.test_config import ARCHITECTURES, HEAD_DIMS, assert_compiles, problem
 
 DTYPES = ["float32", "float64"]
@@ -106,40 +106,10 @@ def test_float32_is_as_accurate_as_numpy(backend, seqlen):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 @pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (80, 16), (256, 256)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_shared_memory_is_free_of_bank_conflicts(dtype, head_dims, arch):
-    q, k, v = Problem(dtype, (), (), (), 40, 70, *head_dims, causal=True, align="top-left").inputs()
-    with ptxsim.settings(arch=arch):
-        out, pullback = attention_vjp(q, k, v, causal=True, align="top-left")
-        with ptxsim.profile() as profile:
-            pullback(np.ones_like(out))
-    tiled = [kernel for kernel in profile.kernels if kernel.name.endswith("_fma")]
-    assert [kernel.name for kernel in tiled] == ["flash_bwd_dq_fma", "flash_bwd_dkdv_fma"]
-    for kernel in tiled:
-        assert kernel.mma_flops == 0
-        assert kernel.shared_wavefronts == kernel.shared_ideal_wavefronts > 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_tiles_that_are_masked_as_a_whole_are_not_read(dtype):
-    """Bytes of a causal call: from keys and values up to the diagonal, from queries and dout from it on."""
-    q, k, v = Problem(dtype, (), (), (), 192, 192, 64, 64).inputs()
-    out, pullback = attention_vjp(q, k, v, causal=True)
-    with ptxsim.profile() as profile:
-        pullback(np.ones_like(out))
-    loaded = {kernel.name: kernel.global_load_bytes for kernel in profile.kernels}
-    tile = _backward_config.flash_bwd_dq_fma_tile(q.dtype, 64, 64, "sm_80")
-    starts = np.arange(0, 192, tile.block_m)
-    keys = -(-(starts + tile.block_m) // tile.block_n) * tile.block_n
-    lanes = 16  # each reads lse and delta of its row
-    rows = 64 * q.itemsize
-    assert loaded["flash_bwd_dq_fma"] == (2 * 192 + 2 * keys.sum()) * rows + 2 * lanes * 192 * q.itemsize
-    tile = _backward_config.flash_bwd_dkdv_fma_tile(q.dtype, 64, 64, "sm_80")
-    starts = np.arange(0, 192, tile.block_n)
-    queries = (192 - starts // tile.block_m * tile.block_m).sum()
-    threads_of_a_query = tile.num_warps * 2
-    assert (
-        loaded["flash_bwd_dkdv_fma"] == (2 * 192 + 3 * queries) * rows + 2 * threads_of_a_query * queries * q.itemsize
-    )
+def test_work(dtype, head_dims, arch):
+    """Bytes, barriers and bank conflicts; tiles that are masked as a whole are not read."""
+    forward = Problem(dtype, (), (), (), 40, 90, *head_dims, causal=True, align="top-left")
+    fma_work.assert_least_backward(BackwardProblem(forward), arch)
 
 
 def configs(call, arch):
