@@ -26,18 +26,22 @@ from .compile import compile_ptx
 from .errors import CompileError, CompilerMissing, Deadlock, MemoryFault, SimulationError
 from .profile import KernelProfile, profile
 from .rawmodule import RawModule, device_memory
+from .sanitizer import Finding, Report, sanitize
 from .settings import settings
 
 __all__ = [
     "CompileError",
     "CompilerMissing",
     "Deadlock",
+    "Finding",
     "KernelProfile",
     "MemoryFault",
     "RawModule",
+    "Report",
     "SimulationError",
     "compile_ptx",
     "device_memory",
     "profile",
+    "sanitize",
     "settings",
 ]

@@ -24,7 +24,8 @@ class Barriers:
         chunk, modifiers = self.chunk, block.ending.modifiers
         lanes = x.positions()
         if count is None and value is None and number.size == 1 and (x is chunk.everyone or self.whole_blocks(lanes)):
-            self.note(np.unique(lanes // chunk.pitch).size if x.counters is not None else 0)
+            for observer in chunk.observers:
+                observer.barrier(lanes, chunk)
             return True
         chunk.pc[lanes] = block.targets[0]
         numbers = x.of_active(number)
@@ -68,8 +69,10 @@ class Barriers:
                 complete = (waiting[block] | ~alive[block]).all()
             if complete:
                 self.arrived.pop((int(block), number), None)
-                self.note(1)
-                self.open(block * chunk.pitch + np.flatnonzero(waiting[block]))
+                lanes = block * chunk.pitch + np.flatnonzero(waiting[block])
+                for observer in chunk.observers:
+                    observer.barrier(lanes, chunk)
+                self.open(lanes)
         self.somebody = bool((self.waiting >= 0).any())
 
     def open(self, lanes):
@@ -86,8 +89,3 @@ class Barriers:
             else:
                 result = values.all() if "and" in ending.modifiers else values.any()
             chunk.write_register(ending.operands[0].index, lanes[chunk.pc[lanes] == pc], result)
-
-    def note(self, blocks):
-        counters = self.chunk.launch.counters
-        if counters is not None:
-            counters.barrier(blocks)

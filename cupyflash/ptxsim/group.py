@@ -33,7 +33,7 @@ class Group:
         self.shared, self.local, self.global_ = chunk.shared, chunk.local, chunk.launch.global_
         self.param, self.const, self.generic = chunk.launch.param, chunk.launch.const, chunk.generic
         self.copies = chunk.copies
-        self.counters = chunk.launch.counters
+        self.counters, self.checker = chunk.launch.counters, chunk.launch.checker
         self.memo = {}  # what translated code works out once for this group
 
     @property

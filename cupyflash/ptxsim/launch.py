@@ -7,6 +7,7 @@ from .machine import Chunk
 from .memory import Buffer, GlobalMemory
 from .profile import Counters
 from .program import lane_values
+from .sanitizer import Checker
 from .settings import current
 
 _UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**64 - 1, "f4": np.nan, "f8": np.nan}
@@ -15,12 +16,14 @@ _UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**6
 class Launch:
     """A kernel with everything it was called with."""
 
-    def __init__(self, program, grid, block, parameters, arrays, shared_bytes, profile):
+    def __init__(self, program, grid, block, parameters, arrays, shared_bytes, profile, report):
         self.program, self.grid, self.block = program, grid, block
         self.settings = current()
         self.shared_bytes = shared_bytes
-        self.profile = profile
-        self.counters = Counters() if program.profiled else None
+        self.profile, self.report = profile, report
+        self.counters = None if profile is None else Counters()
+        self.checker = None if report is None else Checker(report, self)
+        self.observers = [observer for observer in (self.counters, self.checker) if observer is not None]
         self.threads = block[0] * block[1] * block[2]
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)

@@ -18,6 +18,7 @@ _WINDOWS = {
     "param": "PARAM_WINDOW",
     "const": "CONST_WINDOW",
 }
+_OBSERVED = {"x.global_": "global", "x.shared": "shared", "x.local": "local", "x.generic": "generic"}
 _NARROW = {"shared", "shared::cta", "local", "param", "const"}
 
 
@@ -44,10 +45,10 @@ def _address(t, memory, space):
     return name, _SPACES.get(space, "x.generic")
 
 
-def _count(t, what, space, address, size):
-    name = {"x.global_": "global", "x.shared": "shared", "x.generic": "generic"}.get(space)
+def _tell(t, i, what, space, address, size, values=""):
+    name = _OBSERVED.get(space)
     if name:
-        t.tally(f"{what}(x, {t.mask()}, {name!r}, {address}, {size})")
+        t.tell(f"{what}(x, {t.mask()}, {name!r}, {address}, {size}, {values}{t.site(i)})")
 
 
 def _vector(i):
@@ -59,7 +60,7 @@ def load(t, i, types):
     address, space = _address(t, memory, _space(t, i, memory))
     type_, count = types[0], _vector(i)
     size = t.width(type_) // 8
-    _count(t, "load", space, address, size * count)
+    _tell(t, i, "load", space, address, size * count)
     if count == 1:
         name = t.let(f"load(x, {t.mask()}, {space}, {address}, {size}, {t.site(i)})", f"u{size}")
         t.define(d, name, type_)
@@ -75,12 +76,13 @@ def store(t, i, types):
     address, space = _address(t, memory, _space(t, i, memory))
     type_, count = types[0], _vector(i)
     size = t.width(type_) // 8
-    _count(t, "store", space, address, size * count)
+    names = [t.use(v, f"b{8 * size}") for v in (value if count > 1 else (value,))]
+    values = ", ".join(names)
+    _tell(t, i, "store", space, address, size * count, f"({values},), ")
     if count == 1:
-        t.line(f"store(x, {t.mask()}, {space}, {address}, {size}, {t.use(value, f'b{8 * size}')}, {t.site(i)})")
-        return
-    values = ", ".join(t.use(v, f"b{8 * size}") for v in value)
-    t.line(f"store_vector(x, {t.mask()}, {space}, {address}, {size}, ({values}), {t.site(i)})")
+        t.line(f"store(x, {t.mask()}, {space}, {address}, {size}, {values}, {t.site(i)})")
+    else:
+        t.line(f"store_vector(x, {t.mask()}, {space}, {address}, {size}, ({values}), {t.site(i)})")
 
 
 def atomic(t, i, types):
@@ -100,6 +102,7 @@ def atomic(t, i, types):
     operands = [t.use(v, kind) for v in values]
     value, compare = (operands[1], operands[0]) if operation == "cas" else (operands[0], "None")
     size = t.width(type_) // 8
+    _tell(t, i, "atomic", space, address, size)
     text = f"atomic(x, {t.mask()}, {space}, {address}, {size}, {function}, {value}, {compare}, {t.site(i)})"
     if d == SINK:
         t.line(text)
@@ -131,11 +134,12 @@ def nothing(t, i, types):
 def copy_async(t, i, types):
     modifiers = i.modifiers
     if "commit_group" in modifiers:
+        t.tell(f"commit(x, {t.mask()}, {t.site(i)})")
         t.line(f"x.copies.commit(x, {t.mask()})")
-    elif "wait_all" in modifiers:
-        t.line(f"x.copies.wait(x, {t.mask()}, None)")
-    elif "wait_group" in modifiers:
-        t.line(f"x.copies.wait(x, {t.mask()}, {i.operands[0].value})")
+    elif "wait_all" in modifiers or "wait_group" in modifiers:
+        allowed = None if "wait_all" in modifiers else i.operands[0].value
+        t.tell(f"wait(x, {t.mask()}, {allowed}, {t.site(i)})")
+        t.line(f"x.copies.wait(x, {t.mask()}, {allowed})")
     else:
         _issue(t, i)
 
@@ -151,7 +155,7 @@ def _issue(t, i):
         amount = t.let(f"where({ignore}, {zero}, {all_})", "u4")
     elif rest:
         amount = t.use(rest[0], "u32")
-    t.tally(f"copy(x, {t.mask()}, {address}, {size.value}, {shared}, {amount})")
+    t.tell(f"copy(x, {t.mask()}, {address}, {size.value}, {shared}, {amount}, {t.site(i)})")
     t.line(f"x.copies.issue(x, {t.mask()}, {shared}, {address}, {size.value}, {amount}, {t.site(i)})")
 
 

@@ -55,6 +55,7 @@ def elect(t, i, types):
 
 
 def sync_warp(t, i, types):
+    t.tell(f"warp_barrier(x, {t.mask()}, {t.use(i.operands[0], 'u32')}, {t.site(i)})")
     t.line(f"sync_warp(x, {t.mask()}, {t.use(i.operands[0], 'u32')}, {t.site(i)})")
 
 
@@ -73,7 +74,7 @@ def ldmatrix(t, i, types):
     d, memory = i.operands
     registers = d if isinstance(d, tuple) else (d,)
     address = _shared_address(t, i, memory)
-    t.tally(f"matrix(x, {address}, {_count(i)})")
+    t.tell(f"matrix_load(x, {address}, {_count(i)}, {t.site(i)})")
     values = t.let(f"ldmatrix(x, m, {address}, {_count(i)}, {'trans' in i.modifiers}, {t.site(i)})", "u4")
     for n, register in enumerate(registers):
         t.define(register, t.let(f"{values}[{n}]", "u4"), "b32")
@@ -83,7 +84,7 @@ def stmatrix(t, i, types):
     memory, values = i.operands
     values = values if isinstance(values, tuple) else (values,)
     address = _shared_address(t, i, memory)
-    t.tally(f"matrix(x, {address}, {_count(i)})")
+    t.tell(f"matrix_store(x, {address}, {_count(i)}, {t.site(i)})")
     registers = ", ".join(t.use(v, "b32") for v in values)
     t.line(f"stmatrix(x, m, {address}, ({registers},), {'trans' in i.modifiers}, {t.site(i)})")
 

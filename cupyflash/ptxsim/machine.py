@@ -25,6 +25,7 @@ class Chunk:
     def __init__(self, launch, first, count):
         self.launch, self.first, self.count = launch, first, count
         program, settings = launch.program, launch.settings
+        self.observers = launch.observers
         self.pitch = -(-launch.threads // WARP) * WARP  # lanes for each block
         self.n = count * self.pitch
         self.exit = len(program.blocks)
@@ -48,8 +49,12 @@ class Chunk:
 
     def run(self):
         """Until every lane has exited."""
+        for observer in self.observers:
+            observer.begin(self)
         while (chosen := self.choose()) is not None:
             self.run_group(*chosen)
+        for observer in self.observers:
+            observer.end(self)
 
     # -- choosing who runs ---------------------------------------------------------------------------
     def choose(self):
@@ -112,7 +117,7 @@ class Chunk:
     # -- running a group -----------------------------------------------------------------------------
     def run_group(self, x, pc, others):
         """Run blocks from `pc` until the group splits, must wait, or reaches block `others`."""
-        program, counters = self.launch.program, self.launch.counters
+        program = self.launch.program
         own = x is not self.everyone
         registers = [None] * len(self.registers) if own else self.registers
         written = polls = 0
@@ -129,8 +134,8 @@ class Chunk:
                 break
             self.steps += 1
             written |= block.writes
-            if counters is not None:
-                counters.block(block, x)
+            for observer in self.observers:
+                observer.block(block, x)
             pc = self.follow(x, block, result)
             if pc is None:  # the group split, waits or has exited; its lanes' pcs are stored
                 live = block.live_out & ~block.delivered
@@ -163,6 +168,8 @@ class Chunk:
             return self.split(x, np.array(targets, np.int32)[result.astype(np.int64)])
         if ending.guard is None:  # ret, exit
             return self.split(x, np.array(targets, np.int32))
+        if self.observers:
+            self.tell_branch(x, block, result)
         if result.size > 1:
             taken = result if x.mask is None else result & x.mask
             count = int(np.count_nonzero(taken))
@@ -170,6 +177,15 @@ class Chunk:
                 return self.split(x, np.where(result, np.int32(targets[0]), np.int32(targets[1])))
             result = (count > 0,)
         return self.split(x, np.array([targets[0 if result[0] else 1]], np.int32))
+
+    def tell_branch(self, x, block, result):
+        diverged = False
+        if result.size > 1:
+            active = np.ones(x.n, bool) if x.mask is None else x.mask
+            taken, other = ((p & active).reshape(-1, WARP).any(1) for p in (result, ~result))
+            diverged = taken & other
+        for observer in self.observers:
+            observer.branch(block, x, diverged)
 
     def split(self, x, pcs):
         """Send lanes to their next blocks: the block if it is one for all, else None."""

@@ -13,6 +13,8 @@ import dataclasses
 
 import numpy as np
 
+from .observer import Observer
+
 _SECTOR = np.uint64(5)
 _NONE = np.uint64(2**64 - 1)
 _MERGE_AT = 1 << 20  # remembered sectors
@@ -143,7 +145,7 @@ class _Sectors:
         return int(np.unique(np.concatenate(self.known)).size)
 
 
-class Counters:
+class Counters(Observer):
     """What a launch has done so far. Translated code calls the methods named like instructions."""
 
     def __init__(self):
@@ -161,13 +163,13 @@ class Counters:
             self.instructions[class_] = self.instructions.get(class_, 0) + count * x.warps
         self.totals["mma_flops"] += flops * x.warps
 
-    def barrier(self, blocks):
-        self.totals["barriers"] += blocks
+    def barrier(self, lanes, chunk):
+        self.totals["barriers"] += np.unique(lanes // chunk.pitch).size
 
-    def load(self, x, m, space, address, size):
+    def load(self, x, m, space, address, size, ins):
         self.access(x, m, space, address, size, "load")
 
-    def store(self, x, m, space, address, size):
+    def store(self, x, m, space, address, size, values, ins):
         self.access(x, m, space, address, size, "store")
 
     def access(self, x, m, space, address, size, what):
@@ -179,19 +181,20 @@ class Counters:
             self.phases(active & (window == 1), address & np.uint64(2**60 - 1), size)
         elif space == "global":
             self.request(active, address, size, what)
-        else:
+        elif space == "shared":
             self.phases(active, address, size)
 
-    def copy(self, x, m, address, size, shared, amount):
+    def copy(self, x, m, address, size, shared, amount, ins):
         active = np.broadcast_to(True if m is None else m, x.n)
         self.phases(active, np.broadcast_to(shared.astype(np.uint64), x.n), size)
         amount = np.broadcast_to(size if amount is None else amount, x.n)
         self.request(active & (amount > 0), np.broadcast_to(address, x.n), np.minimum(amount, size), "load")
 
-    def matrix(self, x, address, count):
-        """ldmatrix and stmatrix."""
+    def matrix_load(self, x, address, count, ins):
         named = np.broadcast_to(x.lane < 8 * count, x.n)
         self.phases(named, np.broadcast_to(address.astype(np.uint64), x.n), 16)
+
+    matrix_store = matrix_load
 
     def request(self, active, address, size, what):
         if not active.any():

@@ -14,12 +14,14 @@ _SPECIAL_64 = {"gridid"}
 
 
 class Program:
-    """One kernel of a loaded module. With `profiled`, translated code counts accesses."""
+    """One kernel of a loaded module. Translated code tells the counters of what it does if `profiled`, and
+    the checker if `sanitized`."""
 
-    def __init__(self, module, function, profiled):
+    def __init__(self, module, function, profiled, sanitized):
         function = inline_calls(function, module.parsed.functions)
         check_support(function, module.arch)
-        self.module, self.function, self.profiled = module, function, profiled
+        self.module, self.function = module, function
+        self.profiled, self.sanitized = profiled, sanitized
         self.name = function.name
         self.blocks = basic_blocks(function)
         self.constants = Constants()

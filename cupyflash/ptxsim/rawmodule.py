@@ -14,6 +14,7 @@ from .launch import Launch
 from .memory import padded
 from .profile import current_profile
 from .program import Program
+from .sanitizer import current_report
 from .settings import current
 
 _mapped = contextvars.ContextVar("ptxsim_mapped", default=())
@@ -76,7 +77,7 @@ class RawModule:
         Raises ValueError for an unknown name, and NotImplementedError with a list of all instructions
         of the kernel that the simulator does not know.
         """
-        self._load(self._arch).program(name, False)
+        self._load(self._arch).program(name)
         return Kernel(self, name)
 
     def get_global(self, name):
@@ -114,15 +115,15 @@ class LoadedModule:
                 self.addresses[variable.name] = array.ctypes.data
         self.programs = {}
 
-    def program(self, name, profiled):
-        """The executable form of a kernel, with or without counters."""
-        key = (name, profiled)
+    def program(self, name, profiled=False, sanitized=False):
+        """The executable form of a kernel, with or without counters and checks."""
+        key = (name, profiled, sanitized)
         if key not in self.programs:
             function = self.parsed.functions.get(self.lowered.get(name, name))
             if function is None or not function.entry:
                 known = ", ".join(f.name for f in self.parsed.functions.values() if f.entry)
                 raise ValueError(f"no kernel {name!r} in this module; it has {known or 'none'}")
-            self.programs[key] = Program(self, function, profiled)
+            self.programs[key] = Program(self, function, profiled, sanitized)
         return self.programs[key]
 
 
@@ -148,8 +149,8 @@ class Kernel:
         threads = block[0] * block[1] * block[2]
         if threads > 1024:
             raise ValueError(f"block: {block} has {threads} threads, at most 1024 are possible")
-        profile = current_profile()
-        program = self.module._load(current().arch).program(self.name, profile is not None)
+        profile, report = current_profile(), current_report()
+        program = self.module._load(current().arch).program(self.name, profile is not None, report is not None)
         required = program.function.attributes.get("maxntid") or program.function.attributes.get("reqntid")
         if required and threads > functools.reduce(lambda a, b: a * b, required):
             raise ValueError(f"block: {block} has {threads} threads, {self.name} is compiled for at most {required}")
@@ -161,7 +162,7 @@ class Kernel:
         parameters = _packed(program, args)
         arrays = [a for a in args if isinstance(a, np.ndarray)] + list(_mapped.get())
         with np.errstate(all="ignore"):
-            Launch(program, grid, block, parameters, arrays, used, profile).run()
+            Launch(program, grid, block, parameters, arrays, used, profile, report).run()
 
 
 def _triple(name, value, limits):

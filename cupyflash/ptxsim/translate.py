@@ -250,10 +250,12 @@ class BlockTranslator:
         """The expression for the lanes that an instruction with side effects acts for."""
         return "m" if self.guard is None else self.let(f"both(m, {self.guard})", "?")
 
-    def tally(self, call):
-        """With a profile, call a method of the counters."""
+    def tell(self, call):
+        """Call a method of every observer."""
         if self.program.profiled:
             self.line(f"x.counters.{call}")
+        if self.program.sanitized:
+            self.line(f"x.checker.{call}")
 
     def site(self, instruction):
         """The name of an instruction in translated code, for error messages and counters."""

@@ -1,0 +1,52 @@
+"""What a running launch tells those who watch it: the counters of a profile, the checks of a sanitizer.
+
+Translated code calls these methods just before it does what they are named after; the scheduler calls the
+rest. Addresses, sizes and masks are arrays of one element, or of one for each lane of the group `x`;
+`m` is the mask of lanes that act (None: all of them), `ins` the instruction.
+"""
+
+
+class Observer:
+    """Hears of everything and does nothing; subclasses override what they need."""
+
+    def begin(self, chunk):
+        """A chunk of blocks is about to run."""
+
+    def end(self, chunk):
+        """All threads of a chunk have exited."""
+
+    def block(self, block, x):
+        """A group has run a basic block."""
+
+    def branch(self, block, x, diverged):
+        """A group has come to a conditional branch; `diverged`: an array over its warps, or False for none."""
+
+    def barrier(self, lanes, chunk):
+        """Barriers are complete and let these lanes (positions in the chunk) of one or more blocks go on."""
+
+    def warp_barrier(self, x, m, members, ins):
+        """bar.warp.sync of the lanes that the bits of `members` name."""
+
+    def load(self, x, m, space, address, size, ins):
+        """ld of `size` bytes a lane; `space`: global, shared, local, or generic for an address in any."""
+
+    def store(self, x, m, space, address, size, values, ins):
+        """st; `values`: a tuple of arrays, the elements of a vector."""
+
+    def atomic(self, x, m, space, address, size, ins):
+        """atom and red."""
+
+    def matrix_load(self, x, address, count, ins):
+        """ldmatrix of `count` matrices; lanes 0 to 8 * count - 1 give the addresses of their rows."""
+
+    def matrix_store(self, x, address, count, ins):
+        """stmatrix."""
+
+    def copy(self, x, m, address, size, shared, amount, ins):
+        """cp.async from global `address` to `shared`; `amount`: bytes that are read, None for all."""
+
+    def commit(self, x, m, ins):
+        """cp.async.commit_group."""
+
+    def wait(self, x, m, allowed, ins):
+        """cp.async.wait_group, or wait_all with `allowed` None."""

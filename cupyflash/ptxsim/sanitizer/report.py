@@ -1,0 +1,79 @@
+"""Findings, and the block of launches that they are collected from."""
+
+import contextlib
+import contextvars
+import dataclasses
+
+from ..errors import SimulationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One kind of fault at one place of a kernel; further occurrences are counted, not listed."""
+
+    kind: str  # such as "shared race"
+    kernel: str
+    where: str  # file:line of the CUDA source
+    message: str  # what happened there first, with thread and block
+    other: str | None = None  # file:line of the access it collides with
+    count: int = 1
+
+    def __str__(self):
+        again = f" ({self.count} times)" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}; kernel {self.kernel}, {self.where}{again}"
+
+
+class Report:
+    """Findings of the launches within one `sanitize()` block, in the order of their first occurrence."""
+
+    def __init__(self, halt=False):
+        self.halt = halt
+        self._found = {}
+
+    @property
+    def findings(self):
+        return list(self._found.values())
+
+    def __bool__(self):
+        return bool(self._found)
+
+    def __str__(self):
+        return "\n".join(map(str, self.findings)) or "no findings"
+
+    def add(self, finding):
+        """Count a finding; raise it, if the report is to halt at the first."""
+        key = (finding.kind, finding.kernel, finding.where, finding.other)
+        known = self._found.get(key)
+        self._found[key] = finding if known is None else dataclasses.replace(known, count=known.count + finding.count)
+        if self.halt:
+            raise SimulationError(str(finding))
+
+
+_current = contextvars.ContextVar("ptxsim_report", default=None)
+
+
+def current_report():
+    """The Report that launches of this thread or task add to, or None."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def sanitize(*, halt=False):
+    """Check launches within the block for undefined behaviour.
+
+    Parameters
+    ----------
+    halt : bool
+        Raise SimulationError at the first finding instead of collecting all of them.
+
+    Yields
+    ------
+    Report
+        Its `findings` name kind, kernel, source line, thread and block.
+    """
+    report = Report(halt)
+    token = _current.set(report)
+    try:
+        yield report
+    finally:
+        _current.reset(token)
