@@ -25,7 +25,7 @@ class Barriers:
         lanes = x.positions()
         if count is None and value is None and number.size == 1 and (x is chunk.everyone or self.whole_blocks(lanes)):
             for observer in chunk.observers:
-                observer.barrier(lanes, chunk)
+                observer.barrier(lanes, chunk, block.ending)
             return True
         chunk.pc[lanes] = block.targets[0]
         numbers = x.of_active(number)
@@ -70,8 +70,9 @@ class Barriers:
             if complete:
                 self.arrived.pop((int(block), number), None)
                 lanes = block * chunk.pitch + np.flatnonzero(waiting[block])
+                ins = chunk.launch.program.blocks[chunk.pc[lanes[0]] - 1].ending
                 for observer in chunk.observers:
-                    observer.barrier(lanes, chunk)
+                    observer.barrier(lanes, chunk, ins)
                 self.open(lanes)
         self.somebody = bool((self.waiting >= 0).any())
 

@@ -165,7 +165,10 @@ class Chunk:
         if ending.opcode == "trap":
             raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), "trap")
         if ending.opcode == "brx":
-            return self.split(x, np.array(targets, np.int32)[result.astype(np.int64)])
+            pcs = np.array(targets, np.int32)[result.astype(np.int64)]
+            if self.observers:
+                self.tell_branch(x, block, pcs)
+            return self.split(x, pcs)
         if ending.guard is None:  # ret, exit
             return self.split(x, np.array(targets, np.int32))
         if self.observers:
@@ -178,12 +181,17 @@ class Chunk:
             result = (count > 0,)
         return self.split(x, np.array([targets[0 if result[0] else 1]], np.int32))
 
-    def tell_branch(self, x, block, result):
+    def tell_branch(self, x, block, ways):
+        """`ways`: what decides where each lane goes, a predicate or a block."""
         diverged = False
-        if result.size > 1:
-            active = np.ones(x.n, bool) if x.mask is None else x.mask
-            taken, other = ((p & active).reshape(-1, WARP).any(1) for p in (result, ~result))
-            diverged = taken & other
+        if ways.size > 1:
+            ways = ways.reshape(-1, WARP)
+            if x.mask is None:
+                diverged = (ways != ways[:, :1]).any(1)
+            else:
+                active = x.mask.reshape(-1, WARP)
+                first = np.take_along_axis(ways, active.argmax(1)[:, None], 1)
+                diverged = ((ways != first) & active).any(1)
         for observer in self.observers:
             observer.branch(block, x, diverged)
 

@@ -15,14 +15,18 @@ class Observer:
     def end(self, chunk):
         """All threads of a chunk have exited."""
 
+    def guarded(self, x, m, ins):
+        """An instruction with a guard; `m`: the lanes that it acts for."""
+
     def block(self, block, x):
         """A group has run a basic block."""
 
     def branch(self, block, x, diverged):
         """A group has come to a conditional branch; `diverged`: an array over its warps, or False for none."""
 
-    def barrier(self, lanes, chunk):
-        """Barriers are complete and let these lanes (positions in the chunk) of one or more blocks go on."""
+    def barrier(self, lanes, chunk, ins):
+        """Barriers are complete and let these lanes (positions in the chunk) of one or more blocks go on; `ins`:
+        the barrier instruction of the first of them."""
 
     def warp_barrier(self, x, m, members, ins):
         """bar.warp.sync of the lanes that the bits of `members` name."""

@@ -163,7 +163,7 @@ class Counters(Observer):
             self.instructions[class_] = self.instructions.get(class_, 0) + count * x.warps
         self.totals["mma_flops"] += flops * x.warps
 
-    def barrier(self, lanes, chunk):
+    def barrier(self, lanes, chunk, ins):
         self.totals["barriers"] += np.unique(lanes // chunk.pitch).size
 
     def load(self, x, m, space, address, size, ins):

@@ -281,6 +281,7 @@ class BlockTranslator:
         self.guard = None
         if instruction.guard is not None:
             self.guard = self.use(instruction.guard, "pred")
+            self.tell(f"guarded(x, both(m, {self.guard}), {self.site(instruction)})")
         types = types_of(instruction)
         floating = instruction.opcode in FLOAT and types and types[-1] in _FLOATING
         lower = (FLOAT if floating else LOWERING)[instruction.opcode]
