@@ -15,21 +15,30 @@ from cupyflash._cli.errors import CommandError
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOATS = tuple(np.dtype(t) for t in (np.float16, np.float32, np.float64))
 #: NumPy's file format knows no bfloat16: np.save writes such an array as two opaque bytes per element.
-_OPAQUE = np.dtype("V2")
+OPAQUE = np.dtype("V2")
 
 
 def read_operands(paths: Sequence[Path], names: Sequence[str]) -> dict[str, np.ndarray]:
     """q, k and v, each under what messages call it, from three .npy files or from three arrays of one .npz."""
     if len(paths) == 3:
-        return {f"{path} ({operand})": _read_npy(path) for path, operand in zip(paths, "qkv", strict=True)}
+        return {f"{path} ({operand})": read_npy(path) for path, operand in zip(paths, "qkv", strict=True)}
     if len(paths) != 1:
         raise CommandError(f"{len(paths)} input files: expected three .npy files, q k v, or one .npz")
     return _read_npz(paths[0], names)
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The one array of a file."""
+    loaded = _load(path)
+    if not isinstance(loaded, np.ndarray):
+        loaded.close()
+        raise CommandError(f"{path}: is an .npz archive, not one array")
+    return loaded
+
+
 def as_element(array: np.ndarray, name: str, dtype: np.dtype | None) -> np.ndarray:
     """``array`` in the dtype asked for, or in its own."""
-    if array.dtype == _OPAQUE:
+    if array.dtype == OPAQUE:
         if dtype != _BFLOAT16:
             raise CommandError(
                 f"{name}: elements are two opaque bytes, as NumPy saves bfloat16; --dtype bfloat16 says that they are"
@@ -77,14 +86,6 @@ def write_files(contents: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
     finally:
         for partial in unfinished.values():
             partial.unlink(missing_ok=True)
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    loaded = _load(path)
-    if not isinstance(loaded, np.ndarray):
-        loaded.close()
-        raise CommandError(f"{path}: is an .npz archive; give it alone, without other files")
-    return loaded
 
 
 def _read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -94,6 +94,11 @@ class RawModule:
             raise ValueError(f"no global {name!r} in this module; it has {', '.join(loaded.memory) or 'none'}")
         return loaded.memory[name]
 
+    @property
+    def kernels(self):
+        """Names of the kernels in this module, as compiled."""
+        return [f.name for f in self._load(self._arch).parsed.functions.values() if f.entry]
+
     def _load(self, arch):
         with self._lock:
             if arch not in self._loaded:

@@ -1,0 +1,240 @@
+"""``profile``, ``sanitize`` and ``ptx``: one launch of a kernel in a .cu file, and what is said of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cupyflash import ptxsim
+from cupyflash._cli import files
+from cupyflash._cli.errors import CommandError
+from cupyflash._cli.progress import progress_bar
+from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse
+from cupyflash.ptxsim.settings import ARCHITECTURES, SCHEDULES
+
+_SHOWN = 8  # elements of an array that are printed
+
+
+def add_parsers(subparsers) -> None:
+    profile = _launching(subparsers, "profile", "count what a launch does", "Exit status 1 where the kernel faults.")
+    profile.add_argument("--json", type=Path, metavar="FILE", help="write all counters")
+    profile.set_defaults(run=_profile)
+
+    sanitize = _launching(
+        subparsers, "sanitize", "check a launch for undefined behaviour", "Exit status 1 with findings, 0 without."
+    )
+    sanitize.add_argument("--json", type=Path, metavar="FILE", help="write all findings")
+    sanitize.set_defaults(run=_sanitize)
+
+    ptx = subparsers.add_parser("ptx", help="write the PTX that the simulator executes")
+    _add_source(ptx)
+    ptx.add_argument("-o", "--output", type=Path, metavar="FILE", help="default stdout")
+    ptx.set_defaults(run=_ptx)
+
+
+def _launching(subparsers, name: str, summary: str, status: str) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}. {status}",
+        epilog=GRAMMAR,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_source(parser)
+    parser.add_argument("--kernel", metavar="NAME", help="default: the only one in the file; a template as name<float>")
+    parser.add_argument("--grid", type=_extent, required=True, metavar="X[,Y[,Z]]", help="blocks")
+    parser.add_argument("--block", type=_extent, required=True, metavar="X[,Y[,Z]]", help="threads of a block")
+    parser.add_argument("--arg", action="append", default=[], dest="args", metavar="ARG", help="see below")
+    parser.add_argument("--shared", type=int, default=0, metavar="BYTES", help="of dynamic shared memory; default 0")
+    parser.add_argument("--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N afterwards")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="lockstep", help="default lockstep")
+    parser.add_argument("--seed", type=_natural, default=0, help="of random arguments and the random schedule")
+    return parser
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="FILE.cu", help="#include looks in its directory")
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_80", help="GPU to imitate; default sm_80")
+    parser.add_argument("--option", action="append", default=[], metavar="OPTION", help="for NVRTC, such as -DN=4")
+
+
+def with_joined_options(arguments: Sequence[str]) -> list[str]:
+    """``--option -DN=4`` as ``--option=-DN=4``: argparse takes any word that begins with a dash for an option."""
+    joined, words = [], iter(arguments)
+    for word in words:
+        value = next(words, None) if word == "--option" else None
+        joined.append(word if value is None else f"{word}={value}")
+    return joined
+
+
+def _extent(text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if len(numbers) > 3 or not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 4 or 4,2 or 4,2,1")
+    return tuple(map(int, numbers))
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    targets = _targets(args.json)
+    launch = _Launch(args, targets)
+    with _compiling(), ptxsim.profile() as profile:
+        fault = launch.run("profile")
+    if fault is not None:
+        print(f"cupyflash.ptxsim: {fault}", file=sys.stderr)
+        return 1
+    print(profile)
+    launch.finish(targets, {args.json: profile.as_dict()})
+    return 0
+
+
+def _sanitize(args: argparse.Namespace) -> int:
+    targets = _targets(args.json)
+    launch = _Launch(args, targets)
+    with _compiling(), ptxsim.sanitize() as report:
+        fault = launch.run("sanitize")
+    findings = [dataclasses.asdict(finding) for finding in report.findings]
+    if findings or fault is None:
+        print(report)
+    if fault is not None:
+        print(f"fault, where the launch ended: {fault}")
+    launch.finish(targets, {args.json: {"findings": findings, "fault": fault}}, whole=fault is None)
+    return int(bool(findings) or fault is not None)
+
+
+def _ptx(args: argparse.Namespace) -> None:
+    targets = _targets(args.output)
+    code, options = _read_source(args)
+    with _compiling():
+        text = ptxsim.compile_ptx(code, options, args.arch)
+    if args.output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        files.write_files({targets[args.output]: lambda file: file.write(text.encode())})
+
+
+def _read_source(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """The source under its own name, and the options that find what it includes."""
+    try:
+        text = args.source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{args.source}: {getattr(error, 'strerror', None) or error}") from error
+    name = json.dumps(str(args.source), ensure_ascii=False)
+    includes = (f"-I{args.source.parent}",) if re.search(r'^\s*#\s*include\s*"', text, re.MULTILINE) else ()
+    return f"#line 1 {name}\n{text}", (*args.option, *includes)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """What NVRTC or the simulator refuses, in as many lines as they take."""
+    try:
+        yield
+    except (ptxsim.CompileError, NotImplementedError) as error:
+        raise CommandError(error, lines=True) from error
+
+
+class _Launch:
+    """The launch that a command is about, with its arguments."""
+
+    def __init__(self, args: argparse.Namespace, targets: dict[Path, Path]):
+        self.code, self.options = _read_source(args)
+        self.args = args
+        self.arguments = parse(args.args, args.seed)
+        self.saved: dict[int, Path] = {}
+        for text in args.save:
+            number, path = _saved(text, self.arguments)
+            if number in self.saved:
+                raise CommandError(f"--save {text}: argument {number} is saved already")
+            if path.resolve() in targets.values():
+                raise CommandError(f"--save {text}: {path}: would be written twice")
+            if path.resolve() in (argument.file for argument in self.arguments):
+                raise CommandError(f"--save {text}: {path}: would be written over, and is an input")
+            self.saved[number] = path
+            targets |= _targets(path)
+
+    def run(self, command: str) -> str | None:
+        """The fault that ends the launch, if one does."""
+        args = self.args
+        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.seed):
+            kernel = self._kernel()
+            try:
+                with progress_bar(command):
+                    kernel(args.grid, args.block, tuple(a.value for a in self.arguments), shared_mem=args.shared)
+            except ptxsim.SimulationError as error:
+                return str(error)
+            except (TypeError, ValueError) as error:
+                raise CommandError(_as_options(str(error))) from error
+        return None
+
+    def finish(self, targets: dict[Path, Path], documents: dict[Path | None, object], *, whole: bool = True) -> None:
+        """Write the documents, and after a whole launch write or print the arrays that the kernel may have written."""
+        contents = {
+            targets[path]: lambda file, document=document: file.write(json.dumps(document, indent=1).encode())
+            for path, document in documents.items()
+            if path is not None
+        }
+        for number, argument in enumerate(self.arguments if whole else ()):
+            array = argument.value
+            if number in self.saved:
+                contents[targets[self.saved[number]]] = lambda file, array=array: np.save(file, array)
+                print(f"\n--arg {number}, {argument.text}: {array.shape} {array.dtype} in {self.saved[number]}")
+            elif argument.writable:
+                print(f"\n--arg {number}, {argument.text}:\n{_shortened(array)}")
+        files.write_files(contents)
+
+    def _kernel(self):
+        name = self.args.kernel
+        expressions = () if name is None or name.isidentifier() else (name,)
+        module = ptxsim.RawModule(code=self.code, options=self.options, name_expressions=expressions)
+        if name is None:
+            if len(module.kernels) != 1:
+                raise CommandError(f"--kernel: is needed, the file has {', '.join(module.kernels) or 'no kernel'}")
+            (name,) = module.kernels
+        try:
+            return module.get_function(name)
+        except ValueError as error:
+            raise CommandError(f"--kernel: {error}") from error
+
+
+def _targets(*paths: Path | None) -> dict[Path, Path]:
+    return {path: files.check_target(path) for path in paths if path is not None}
+
+
+def _saved(text: str, arguments: list[Argument]) -> tuple[int, Path]:
+    number, equals, path = text.partition("=")
+    arrays = [str(n) for n, argument in enumerate(arguments) if isinstance(argument.value, np.ndarray)]
+    if not equals or not path.endswith(".npy"):
+        raise CommandError(f"--save {text}: is not of the form N=FILE.npy")
+    if number not in arrays:
+        raise CommandError(
+            f"--save {text}: {number} is not one of {', '.join(arrays) or '(none)'}, the array arguments"
+        )
+    return int(number), Path(path)
+
+
+def _as_options(message: str) -> str:
+    """The launch's error in the words of the command line."""
+    for word, option in ("grid", "--grid"), ("block", "--block"), ("shared_mem", "--shared"), ("args", "--arg"):
+        message = re.sub(rf"^{word}(\[(\d+)\])?:", lambda m, o=option: f"{o}{' ' * bool(m[2])}{m[2] or ''}:", message)
+    return message
+
+
+def _shortened(array: np.ndarray) -> str:
+    if array.dtype.kind == "V":  # bfloat16: NumPy prints its numbers one by one
+        array = array.astype(np.float32)
+    with np.printoptions(threshold=_SHOWN, edgeitems=2, linewidth=110, precision=6):
+        return str(array)

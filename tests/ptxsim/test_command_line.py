@@ -1,0 +1,276 @@
+"""The simulator's command line, in this process: what it prints and writes, its exit status, its errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import ptxsim
+from cupyflash.ptxsim.__main__ import main
+
+TRANSPOSE = """\
+#include "sizes.cuh"
+extern "C" __global__ void transpose(const float* in, float* out, int n) {
+    __shared__ float tile[TILE][TILE + PADDING];
+    tile[threadIdx.y][threadIdx.x] = in[(blockIdx.y * TILE + threadIdx.y) * n + blockIdx.x * TILE + threadIdx.x];
+    __syncthreads();
+    out[(blockIdx.x * TILE + threadIdx.y) * n + blockIdx.y * TILE + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
+}
+"""
+SIZES = """\
+#define TILE 32
+#ifndef PADDING
+#define PADDING 0
+#endif
+"""
+TYPES = """\
+template <typename T> __global__ void scale(T* x, T factor, int n) {
+    if (threadIdx.x < n) x[threadIdx.x] = x[threadIdx.x] * factor;
+}
+extern "C" __global__ void gather(const long long* from, const float* x, float* y, bool twice) {
+    y[threadIdx.x] = (x ? x[from[threadIdx.x]] : -1.0f) * (twice ? 2 : 1);
+}
+extern "C" __global__ void count(const unsigned char* x, unsigned* bins, short least) {
+    if (x[threadIdx.x] >= least) atomicAdd(bins + x[threadIdx.x], 1u);
+}
+"""
+UNKNOWN = """\
+extern "C" __global__ void unknown(float* x) {
+    asm volatile("prefetchu.L1 [%0];" :: "l"(x));
+    asm volatile("wgmma.fence.sync.aligned;");
+}
+"""
+LAUNCH = "sources/transpose.cu --grid 2,2 --block 32,32"
+ARGUMENTS = "--arg in:in.npy --arg out:f32:64x64 --arg i32:64"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current directory, with kernels in sources/ and arrays beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sources").mkdir()
+    for name, text in ("transpose.cu", TRANSPOSE), ("sizes.cuh", SIZES), ("types.cu", TYPES), ("unknown.cu", UNKNOWN):
+        (tmp_path / "sources" / name).write_text(text)
+    rng = np.random.default_rng(0)
+    np.save("in.npy", rng.standard_normal((64, 64)).astype(np.float32))
+    return tmp_path
+
+
+def run(arguments, status=0):
+    assert main(arguments.split()) == status
+
+
+def test_profile_of_a_launch(folder, capsys):
+    run(f"profile {LAUNCH} {ARGUMENTS} --json counters.json --save 1=out.npy")
+    said = capsys.readouterr()
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)
+    counters = json.loads((folder / "counters.json").read_text())
+    assert counters["transpose"]["shared_wavefronts"] == 4 * 32 * (1 + 32)  # blocks, warps, store and load
+    assert "transpose" in said.out and "4,224" in said.out
+    assert "--arg 1, out:f32:64x64: (64, 64) float32 in out.npy" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("option", ["--option -DPADDING=1", "--option=-DPADDING=1"])
+def test_options_reach_the_compiler(folder, option):
+    run(f"profile {LAUNCH} {ARGUMENTS} {option} --json counters.json")
+    counters = json.loads((folder / "counters.json").read_text())
+    assert counters["transpose"]["shared_wavefronts"] == counters["transpose"]["shared_ideal_wavefronts"] == 256
+
+
+def test_results_are_printed_shortened(folder, capsys):
+    np.save("in.npy", np.arange(64 * 64, dtype=np.float32).reshape(64, 64))
+    run(f"profile {LAUNCH} {ARGUMENTS}")
+    printed = capsys.readouterr().out.partition("--arg 1, out:f32:64x64:\n")[2]
+    assert (
+        printed.split()
+        == """
+        [[0.000e+00 6.400e+01 ... 3.968e+03 4.032e+03]
+         [1.000e+00 6.500e+01 ... 3.969e+03 4.033e+03]
+         ...
+         [6.200e+01 1.260e+02 ... 4.030e+03 4.094e+03]
+         [6.300e+01 1.270e+02 ... 4.031e+03 4.095e+03]]""".split()
+    )
+
+
+def test_a_clean_launch_under_the_sanitizer(folder, capsys):
+    run(f"sanitize {LAUNCH} {ARGUMENTS} --json report.json --save 1=out.npy --schedule random --seed 3")
+    assert "no findings" in capsys.readouterr().out
+    assert json.loads((folder / "report.json").read_text()) == {"findings": [], "fault": None}
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)
+
+
+def test_a_read_outside_the_arrays_is_found(folder, capsys):
+    run(f"sanitize {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json --save 1=out.npy", status=1)
+    assert "sources/transpose.cu:4" in capsys.readouterr().out
+    assert "sources/transpose.cu:4" in (folder / "report.json").read_text()
+
+
+def test_a_write_to_an_input_is_found(folder, capsys):
+    run(f"sanitize {LAUNCH} --arg in:in.npy --arg in:in.npy --arg i32:64", status=1)
+    assert "sources/transpose.cu:6" in capsys.readouterr().out
+
+
+def test_a_fault_ends_a_profile(folder, capsys):
+    run(f"profile {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json", status=1)
+    said = capsys.readouterr()
+    assert said.out == "" and "sources/transpose.cu:4" in said.err
+    assert not (folder / "report.json").exists()
+
+
+def test_ptx_is_what_the_simulator_executes(folder, capsys):
+    run("ptx sources/transpose.cu --arch sm_90")
+    said = capsys.readouterr().out
+    assert ".target sm_90" in said and ".visible .entry transpose" in said and '"sources/transpose.cu"' in said
+    run("ptx sources/transpose.cu --arch sm_90 --output out.ptx")
+    assert (folder / "out.ptx").read_text() == said
+    run("ptx sources/transpose.cu --arch sm_90 --option -DPADDING=1")
+    assert capsys.readouterr().out != said
+
+
+def test_arrays_and_scalars_of_all_kinds(folder):
+    launch = "sanitize sources/types.cu --grid 1 --block 8"
+    np.save("from.npy", np.arange(8)[::-1].astype(">i8"))
+    np.save("x.npy", np.arange(8, dtype=np.float32))
+    gather = f"{launch} --kernel gather --save 2=y.npy --arg in:from.npy"
+    run(f"{gather} --arg in:x.npy --arg out:f32:8 --arg bool:1")
+    np.testing.assert_array_equal(np.load("y.npy"), 2 * np.arange(8, dtype=np.float32)[::-1])
+    run(f"{gather} --arg null --arg out:f32:2x4 --arg bool:false")
+    np.testing.assert_array_equal(np.load("y.npy"), np.full((2, 4), -1, np.float32))
+    count = f"{launch} --kernel count --save 1=bins.npy --arg random:u8:8 --arg zeros:u32:100"
+    run(f"{count} --arg i16:-5 --seed 1")
+    bins = np.load("bins.npy")
+    assert bins.dtype == np.uint32 and bins.sum() == 8
+    run(f"{count} --arg i16:0x20 --seed 1")
+    np.testing.assert_array_equal(np.load("bins.npy"), np.where(np.arange(100) < 32, 0, bins))
+    run(f"{count} --arg i16:-5 --seed 2")
+    assert (np.load("bins.npy") != bins).any()
+
+
+def test_a_template_keeps_the_input_file(folder):
+    x = np.arange(8, dtype=np.float64)
+    np.save("x.npy", x)
+    run("sanitize sources/types.cu --kernel scale<double> --grid 1 --block 32 "
+        "--arg inout:x.npy --arg f64:2.5 --arg i32:8 --save 0=y.npy")  # fmt: skip
+    np.testing.assert_array_equal(np.load("x.npy"), x)
+    np.testing.assert_array_equal(np.load("y.npy"), 2.5 * x)
+
+
+def test_bfloat16_as_numpy_saves_it(folder, capsys):
+    x = np.arange(8, dtype=ml_dtypes.bfloat16)
+    np.save("x.npy", x)
+    text = "#include <cuda_bf16.h>\n" + TYPES
+    (folder / "sources" / "bf16.cu").write_text(text)
+    launch = (
+        "sources/bf16.cu --kernel scale<__nv_bfloat16> --grid 1 --block 32 --arg inout:x.npy --arg bf16:3 --arg i32:8"
+    )
+    run(f"sanitize {launch} --save 0=y.npy")
+    np.testing.assert_array_equal(np.load("y.npy").view(ml_dtypes.bfloat16), 3 * x)
+    capsys.readouterr()
+    run(f"sanitize {launch}")
+    assert "[ 0.  3.  6.  9. 12. 15. 18. 21.]" in capsys.readouterr().out
+
+
+def test_random_numbers_are_standard_normal_and_reproducible(folder):
+    draws = []
+    for seed in 0, 0, 1:
+        run(f"profile sources/transpose.cu --grid 2,2 --block 32,32 --seed {seed} "
+            "--arg random:f32:64x64 --arg out:f32:64x64 --arg i32:64 --save 0=x.npy")  # fmt: skip
+        draws.append(np.load("x.npy"))
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert (draws[0] != draws[2]).all()
+    assert abs(draws[0].mean()) < 4 / 64 and abs(draws[0].std() - 1) < 4 / 64
+
+
+BAD = [
+    ("", "required: COMMAND"),
+    ("count sources/transpose.cu", "invalid choice: 'count'"),
+    (f"profile {LAUNCH} {ARGUMENTS} --wrong", "unrecognized arguments: --wrong"),
+    ("profile sources/transpose.cu --block 32", "required: --grid"),
+    ("profile sources/transpose.cu --grid 1", "required: --block"),
+    ("profile missing.cu --grid 1 --block 1", "missing.cu: No such file"),
+    ("ptx sources", "sources: Is a directory"),
+    ("ptx in.npy", "in.npy: 'utf-8' codec"),
+    ("ptx sources/transpose.cu -o sources", "sources: is a directory"),
+    ("profile sources/transpose.cu --grid 1,1,1,1 --block 1", "--grid: '1,1,1,1' is not of the form 4 or 4,2"),
+    ("profile sources/transpose.cu --grid 2x2 --block 1", "--grid: '2x2' is not of the form"),
+    (f"profile sources/transpose.cu --grid 0 --block 32 {ARGUMENTS}", "--grid: (0,), each must be from 1 to"),
+    (f"profile sources/transpose.cu --grid 1 --block 32,33 {ARGUMENTS}", "--block: (32, 33, 1) has 1056 threads"),
+    (f"profile {LAUNCH} {ARGUMENTS} --shared -4", "--shared: -4"),
+    (f"profile {LAUNCH} {ARGUMENTS} --shared 200000", "--shared: 204096 bytes"),
+    (f"profile {LAUNCH} {ARGUMENTS} --arch sm_1", "--arch: invalid choice: 'sm_1'"),
+    (
+        f"profile {LAUNCH} {ARGUMENTS} --kernel transform",
+        "--kernel: no kernel 'transform' in this module; it has transpose",
+    ),
+    ("profile sources/types.cu --grid 1 --block 1", "--kernel: is needed, the file has "),
+    (f"profile {LAUNCH} --arg in:in.npy", "--arg: 1 arguments, transpose takes 3"),
+    (f"profile {LAUNCH} {ARGUMENTS.replace('i32', 'f64')}", "--arg 2: float64 has 8 bytes, transpose takes 4 there"),
+    (f"profile {LAUNCH} --arg in.npy", "--arg 0: in.npy: is not one of in:..., inout:..., out:..."),
+    (f"profile {LAUNCH} --arg null --arg int:7", "--arg 1: int:7: is not one of"),
+    (f"profile {LAUNCH} --arg in:missing.npy", "--arg 0: in:missing.npy: missing.npy: No such file"),
+    (f"profile {LAUNCH} --arg in:sources/sizes.cuh", "sources/sizes.cuh: not a readable .npy"),
+    (f"profile {LAUNCH} --arg in:text.npy", "--arg 0: in:text.npy: dtype <U1 is neither a number nor bool"),
+    (f"profile {LAUNCH} --arg out:float:4", "--arg 0: out:float:4: type 'float' is not one of f16, bf16, f32"),
+    (f"profile {LAUNCH} --arg out:f32", "--arg 0: out:f32: shape '' is not of the form"),
+    (f"profile {LAUNCH} --arg zeros:f32:4x", "shape '4x' is not of the form 1024 or 8x1024x64"),
+    (f"profile {LAUNCH} --arg random:f32:-1", "shape '-1' is not of the form"),
+    (f"profile {LAUNCH} --arg out:f64:999999x999999x9999", "--arg 0: out:f64:999999x999999x9999: "),
+    (f"profile {LAUNCH} --arg out:f64:9999999x9999999x9999999", "--arg 0: out:f64:9999999x9999999x9999999: "),
+    (f"profile {LAUNCH} --arg i32:seven", "--arg 0: i32:seven: 'seven' is not a whole number"),
+    (f"profile {LAUNCH} --arg i8:128", "--arg 0: i8:128: 128 is not between -128 and 127"),
+    (f"profile {LAUNCH} --arg u32:-1", "--arg 0: u32:-1: -1 is not between 0 and 4294967295"),
+    (f"profile {LAUNCH} --arg f32:x", "--arg 0: f32:x: 'x' is not a number"),
+    (f"profile {LAUNCH} --arg f16:1e6", "--arg 0: f16:1e6: 1e6 is too large for float16"),
+    (f"profile {LAUNCH} --arg bool:2", "--arg 0: bool:2: '2' is not one of 0, 1, false, true"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1", "--save 1: is not of the form N=FILE.npy"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1=out.txt", "--save 1=out.txt: is not of the form N=FILE.npy"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 2=out.npy", "--save 2=out.npy: 2 is not one of 0, 1, the array arguments"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1=no/out.npy", "no/out.npy: there is no directory"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --json a.npy", "a.npy: would be written twice"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --save 1=b.npy", "--save 1=b.npy: argument 1 is saved already"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --save 0=a.npy", "a.npy: would be written twice"),
+    (f"profile {LAUNCH} {ARGUMENTS} --save 1=in.npy", "in.npy: would be written over"),
+    (f"profile {LAUNCH} {ARGUMENTS} --json no/x.json", "no/x.json: there is no directory"),
+    (f"profile {LAUNCH} {ARGUMENTS} --schedule odd", "--schedule: invalid choice: 'odd'"),
+    (f"profile {LAUNCH} {ARGUMENTS} --seed -1", "--seed: '-1' is not a whole number"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_commands(folder, capsys, arguments, message):
+    np.save("text.npy", np.array(["a"]))
+    before = sorted(folder.rglob("*"))
+    run(arguments, status=2)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("cupyflash.ptxsim: error: ") and said.err.count("\n") == 1
+    assert message in said.err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_compile_errors_and_unknown_instructions_keep_their_lines(folder, capsys):
+    run(f"sanitize {LAUNCH} {ARGUMENTS} --option -DPADDING=(", status=2)
+    said = capsys.readouterr().err
+    assert "sources/transpose.cu(3): error" in said and said.count("\n") > 3
+    run("sanitize sources/unknown.cu --grid 1 --block 1 --arg zeros:f32:1 --arch sm_90", status=2)
+    assert "wgmma" in (said := capsys.readouterr().err) and "sources/unknown.cu:3" in said
+
+
+def test_the_module_runs_and_sets_the_exit_status(folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(cupyflash.__file__).parents[1]))
+    command = [sys.executable, "-m", "cupyflash.ptxsim", "sanitize", *LAUNCH.split(), *ARGUMENTS.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "no findings" in done.stdout and done.stderr == ""
+    done = subprocess.run([*command[:-1], "i32:65"], capture_output=True, text=True)
+    assert done.returncode == 1 and "sources/transpose.cu:4" in done.stdout
+
+
+def test_kernels_of_a_module():
+    module = ptxsim.RawModule(code=TYPES, name_expressions=("scale<float>",))
+    assert {"gather", "count"} < set(module.kernels) and len(module.kernels) == 3
