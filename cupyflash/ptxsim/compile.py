@@ -52,23 +52,46 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
 
 def compile_module(code, options=(), arch=None, name_expressions=None):
     """As `compile_ptx`, and also the mapping from name expressions to lowered names."""
+    virtual = f"compute_{(arch or current().arch).removeprefix('sm_')}"
+    return _compiled(code, options, virtual, name_expressions, _ptx)
+
+
+def assembler_log(code, options=(), arch=None, name_expressions=None):
+    """What ptxas says of each kernel when it makes machine code for ``arch``, and the mapping from name expressions
+    to lowered names. No GPU is needed; errors as in `compile_ptx`.
+    """
+    return _compiled(code, options, arch or current().arch, name_expressions, _log)
+
+
+def _ptx(nvrtc, program):
+    return nvrtc.getPTX(program).decode().rstrip("\0")
+
+
+def _log(nvrtc, program):
+    return nvrtc.getProgramLog(program)
+
+
+def _compiled(code, options, target, name_expressions, text_of):
+    """What `text_of` reads from the program compiled for a target, or the cache from an earlier time."""
     if not isinstance(options, tuple):
         raise TypeError(f"options: {type(options).__name__}, must be a tuple of str")
     names = tuple(name_expressions or ())
-    arguments = _with_cupy_options(options, arch or current().arch)
+    arguments = _with_cupy_options(options, target)
+    if text_of is _log:
+        arguments = (*arguments, "--ptxas-options=-v")
     entry = None if _reads_files(code, options) else _cache_entry(code, arguments, names)
     cached = entry and _read(entry)
     if cached is None:
-        cached = _run_nvrtc(code, arguments, names)
+        cached = _run_nvrtc(code, arguments, names, text_of)
         if entry is not None:
             _write(entry, cached)
-    lowered, ptx = cached.split("\n", 1)
-    return ptx, dict(zip(names, lowered.split("\t"), strict=False))
+    lowered, text = cached.split("\n", 1)
+    return text, dict(zip(names, lowered.split("\t"), strict=False))
 
 
-def _with_cupy_options(options, arch):
+def _with_cupy_options(options, target):
     standard = () if any(o.startswith(("-std=", "--std=")) for o in options) else ("-std=c++17",)
-    own = ("-ftz=true", f"-arch=compute_{arch.removeprefix('sm_')}", "--device-as-default-execution-space", "-lineinfo")
+    own = ("-ftz=true", f"-arch={target}", "--device-as-default-execution-space", "-lineinfo")
     return (*options, *standard, *own)
 
 
@@ -79,7 +102,7 @@ def _reads_files(code, options):
     return any(os.path.isfile(name) for name in _INCLUDE.findall(code))
 
 
-def _run_nvrtc(code, arguments, names):
+def _run_nvrtc(code, arguments, names, text_of):
     nvrtc = load_nvrtc()
     if "#include" in code:
         arguments = (*arguments, *(f"-I{directory}" for directory in _include_directories()))
@@ -91,11 +114,11 @@ def _run_nvrtc(code, arguments, names):
             nvrtc.compileProgram(program, arguments)
         except nvrtc.NVRTCError as error:
             raise CompileError(nvrtc.getProgramLog(program) or str(error), code, arguments) from None
-        ptx = nvrtc.getPTX(program).decode().rstrip("\0")
+        text = text_of(nvrtc, program)
         lowered = "\t".join(nvrtc.getLoweredName(program, name) for name in names)
     finally:
         nvrtc.destroyProgram(program)
-    return lowered + "\n" + ptx.replace(f'"{os.getcwd()}/', '"')
+    return lowered + "\n" + text.replace(f'"{os.getcwd()}/', '"')
 
 
 def _include_directories():
