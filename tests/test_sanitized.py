@@ -1,0 +1,146 @@
+"""All kernels under the simulator's sanitizer: nothing is found in any variant, and missing barriers are."""
+
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cupyflash
+import kernels_cu
+from cupyflash import _launch, naive, ptxsim
+from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
+from cupyflash.testing import AttentionProblem as Problem
+
+CAUSAL = {"causal": True, "align": "bottom-right"}
+TOP_LEFT = {"causal": True, "align": "top-left"}
+PACKED = ("reversed axes", "every third column", "odd rows", "reversed everywhere")
+ONE = ((), (), ())
+GROUPED = ((2, 6), (1, 3), (2, 3))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Forward and backward of one problem. ``nonfinite``: each operand has a NaN that a causal mask hides in part."""
+
+    problem: BackwardProblem
+    arch: str = "sm_80"
+    nonfinite: bool = False
+    library: str = "cupyflash"
+    schedule: str = "lockstep"
+
+    def __str__(self):
+        f = self.problem.forward
+        words = [f.dtype, f"{f.seqlen_q}x{f.seqlen_k}x{f.head_dim}x{f.head_dim_v}", self.arch]
+        words += [f.align] * f.causal + ["nonfinite"] * self.nonfinite
+        words += [self.schedule] * (self.schedule != "lockstep") + [self.library] * (self.library != "cupyflash")
+        return "-".join(words)
+
+    def run(self):
+        """All launches of the two calls."""
+        problem = self.problem.forward
+        q, k, v = problem.inputs()
+        dout, dlse = self.problem.cotangents()
+        if self.nonfinite:
+            for array, row in (q, 1), (k, -2), (v, -1), (dout, 2):
+                array[..., row, 0] = np.nan
+        library = {"cupyflash": cupyflash, "naive": naive}[self.library]
+        out = None if problem.views[3] == "plain" else problem.empty_out()
+        options = problem.options
+        with ptxsim.settings(arch=self.arch, schedule=self.schedule):
+            out, lse = library.attention(q, k, v, out=out, return_lse=True, **options)
+            library.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+
+
+def variant(dtype, seqlen_q, seqlen_k, head_dim, head_dim_v, arch="sm_80", *, leading=((2,), (2,), (2,)), **options):
+    """A Variant with the options of a problem and its own."""
+    own = {name: options.pop(name) for name in ("nonfinite", "library", "schedule") if name in options}
+    problem = Problem(dtype, *leading, seqlen_q, seqlen_k, head_dim, head_dim_v, **options)
+    return Variant(BackwardProblem(problem, with_dlse=True), arch, **own)
+
+
+#: More than one tile in both directions and two blocks of each kernel, but where lengths are the point.
+VARIANTS = [
+    variant("float16", 150, 270, 64, 64),
+    variant("float16", 150, 270, 64, 64, "sm_75", **CAUSAL),
+    variant("float16", 150, 270, 64, 64, "sm_90", **TOP_LEFT),
+    variant("float16", 270, 150, 64, 64, "sm_120", **CAUSAL, leading=ONE, schedule="random"),
+    variant("bfloat16", 150, 270, 64, 64, **CAUSAL, nonfinite=True),
+    variant("bfloat16", 270, 150, 64, 48, **TOP_LEFT, nonfinite=True),
+    variant("float16", 150, 270, 8, 8, **CAUSAL, softmax_scale=-0.3),
+    variant("bfloat16", 150, 270, 16, 16, "sm_120"),
+    variant("float16", 129, 257, 16, 80, **CAUSAL, leading=GROUPED),
+    variant("float16", 129, 257, 64, 48, "sm_75", views=PACKED),
+    variant("float16", 129, 257, 57, 43, **CAUSAL, views=PACKED),
+    variant("bfloat16", 140, 140, 128, 128, **CAUSAL),
+    variant("float16", 140, 140, 128, 128, "sm_75", **TOP_LEFT, nonfinite=True),
+    variant("float16", 140, 70, 144, 32, "sm_90", **CAUSAL, nonfinite=True, views=PACKED),
+    variant("float16", 140, 70, 250, 203, **TOP_LEFT, leading=ONE),
+    variant("float16", 70, 140, 256, 256, "sm_75", leading=ONE),
+    variant("bfloat16", 70, 140, 256, 256, "sm_120", **CAUSAL, leading=ONE, nonfinite=True),
+    variant("bfloat16", 70, 140, 256, 256, "sm_90", leading=ONE),
+    variant("float16", 300, 30, 64, 64, **CAUSAL),  # most queries see no key
+    variant("float16", 20, 0, 16, 16),
+    variant("float16", 0, 20, 16, 16),
+    variant("float16", 1, 1, 16, 16),
+    variant("float16", 130, 130, 16, 16, leading=((2,), (), ()), **CAUSAL),
+    variant("float16", 130, 130, 16, 16, leading=((), (2,), (2,))),
+    variant("float32", 70, 100, 64, 64, leading=ONE),
+    variant("float32", 70, 100, 64, 48, "sm_75", **CAUSAL, leading=ONE, nonfinite=True),
+    variant("float32", 70, 100, 16, 80, "sm_120", **TOP_LEFT, leading=ONE, views=PACKED),
+    variant("float32", 40, 70, 128, 128, "sm_90", **CAUSAL, leading=ONE, nonfinite=True),
+    variant("float32", 40, 40, 256, 256, leading=ONE),
+    variant("float64", 70, 100, 64, 64, "sm_90", **CAUSAL, leading=ONE, nonfinite=True),
+    variant("float64", 70, 40, 16, 16, "sm_75", **CAUSAL, leading=((1, 4), (1, 2), (1, 2))),
+    variant("float64", 40, 40, 128, 128, "sm_120", leading=ONE),
+    variant("float64", 20, 40, 250, 203, **TOP_LEFT, leading=ONE),
+    *(
+        variant(dtype, 20, 33, 16, 8, arch, **mask, library="naive", views=views, leading=leading)
+        for dtype, arch, mask, views, leading in [
+            ("float16", "sm_75", CAUSAL, ("plain",) * 4, GROUPED),
+            ("bfloat16", "sm_90", TOP_LEFT, PACKED, ONE),
+            ("float32", "sm_80", {}, ("plain",) * 4, ((2,), (), ())),
+            ("float64", "sm_120", CAUSAL, PACKED, GROUPED),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("tested", VARIANTS, ids=str)
+def test_no_findings(tested):
+    with ptxsim.sanitize() as report:
+        tested.run()
+    assert not report, str(report)
+
+
+def launched(tested):
+    """File, entry, constants and grid of each launch of a variant, none of which is run."""
+    found = []
+
+    def note(_, launch):
+        config = launch.config
+        found.append((config.file, config.name, frozenset(config.defines.items()), config.grid))
+
+    with mock.patch.object(_launch.Simulator, "launch", note):
+        tested.run()
+    return found
+
+
+def test_the_variants_hold_every_kernel():
+    """Each file in all of its element types, with and without a mask, and on each generation."""
+    all_launches = [(tested, *launch) for tested in VARIANTS for launch in launched(tested)]
+    assert {file for _, file, *_ in all_launches} == set(kernels_cu.CATALOGUE)
+    elements, masks, archs = {}, {}, {}
+    for tested, file, _, defines, _ in all_launches:
+        constants = dict(defines)
+        elements.setdefault(file, set()).add(constants.get("ELEMENT", constants.get("ELEMENT_BYTES")))
+        masks.setdefault(file, set()).add(constants.get("CAUSAL"))
+        archs.setdefault(file, set()).add(tested.arch)
+    for file in kernels_cu.CATALOGUE:
+        assert archs[file] == {"sm_75", "sm_80", "sm_90", "sm_120"}, file
+    for file in "flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq":
+        assert elements[file] == {"Half", "BFloat16"} and elements[f"{file}_fma"] == {"float", "double"}
+        assert masks[file] == masks[f"{file}_fma"] == {0, 1}
+    for file in "attention_naive", "attention_naive_bwd", "flash_bwd_delta":
+        assert elements[file] == {"Half", "BFloat16", "float", "double"}
+    assert elements["strided_copy"] == {2, 4, 8}
