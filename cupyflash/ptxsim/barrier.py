@@ -30,6 +30,8 @@ class Barriers:
         chunk.pc[lanes] = block.targets[0]
         numbers = x.of_active(number)
         if "arrive" in modifiers:
+            for observer in chunk.observers:
+                observer.arrive(lanes, numbers, chunk)
             for warp_lane in lanes[np.unique(lanes // WARP, return_index=True)[1]]:
                 key = (int(warp_lane) // chunk.pitch, int(numbers[np.searchsorted(lanes, warp_lane)]))
                 self.arrived[key] = self.arrived.get(key, 0) + WARP

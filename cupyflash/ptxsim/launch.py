@@ -55,6 +55,11 @@ class Launch:
         x, y, _ = self.block
         return thread % x, thread // x % y, thread // (x * y)
 
+    def describe(self, lane):
+        """A thread and its block in words, by its number among all lanes of the launch."""
+        block, thread = divmod(lane, -(-self.threads // WARP) * WARP)
+        return f"thread {self.thread_of(thread)} of block {self.block_of(block)}"
+
     def block_of(self, block):
         x, y, _ = self.grid
         return block % x, block // x % y, block // (x * y)

@@ -131,6 +131,10 @@ def nothing(t, i, types):
     """Orders or hints that have no meaning while lanes run in lockstep."""
 
 
+def fence(t, i, types):
+    t.tell(f"fence(x, {t.mask()}, {t.site(i)})")
+
+
 def copy_async(t, i, types):
     modifiers = i.modifiers
     if "commit_group" in modifiers:
@@ -174,14 +178,14 @@ MEMORY = {
     "cvta": cvta,
     "isspacep": isspacep,
     "cp": copy_async,
+    "membar": fence,
+    "fence": fence,
     **dict.fromkeys(
         (
             "prefetch",
             "prefetchu",
             "discard",
             "applypriority",
-            "membar",
-            "fence",
             "nanosleep",
             "griddepcontrol",
             "brkpt",

@@ -55,8 +55,9 @@ def elect(t, i, types):
 
 
 def sync_warp(t, i, types):
-    t.tell(f"warp_barrier(x, {t.mask()}, {t.use(i.operands[0], 'u32')}, {t.site(i)})")
-    t.line(f"sync_warp(x, {t.mask()}, {t.use(i.operands[0], 'u32')}, {t.site(i)})")
+    members = t.use(i.operands[0], "u32")
+    t.line(f"sync_warp(x, {t.mask()}, {members}, {t.site(i)})")
+    t.tell(f"warp_barrier(x, {t.mask()}, {members}, {t.site(i)})")
 
 
 def _count(i):

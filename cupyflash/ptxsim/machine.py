@@ -261,8 +261,7 @@ class Chunk:
         return [f"  {found.size} threads {doing}, {instruction.where}, the first is {self.describe(int(found[0]))}"]
 
     def describe(self, lane):
-        block, thread = divmod(lane, self.pitch)
-        return f"thread {self.launch.thread_of(thread)} of block {self.launch.block_of(self.first + block)}"
+        return self.launch.describe(self.first * self.pitch + lane)
 
 
 def _same(a, b):

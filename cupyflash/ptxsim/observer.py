@@ -28,8 +28,14 @@ class Observer:
         """Barriers are complete and let these lanes (positions in the chunk) of one or more blocks go on; `ins`:
         the barrier instruction of the first of them."""
 
+    def arrive(self, lanes, numbers, chunk):
+        """bar.arrive: lanes that go on at once, and the barrier of each."""
+
+    def fence(self, x, m, ins):
+        """membar, fence."""
+
     def warp_barrier(self, x, m, members, ins):
-        """bar.warp.sync of the lanes that the bits of `members` name."""
+        """bar.warp.sync of the lanes that the bits of `members` name: they are all there."""
 
     def load(self, x, m, space, address, size, ins):
         """ld of `size` bytes a lane; `space`: global, shared, local, or generic for an address in any."""

@@ -1,10 +1,12 @@
 """The observer that tells each check of what a launch does."""
 
 from ..observer import Observer
+from .places import matrix_rows, places
+from .races import Races
 from .report import Finding
 
 # The checks of a launch: subclasses of Observer, made with the Checker. Each hears of the events that it overrides.
-CHECKS = []
+CHECKS = [Races]
 
 _EVENTS = [name for name in vars(Observer) if not name.startswith("_")]
 
@@ -15,6 +17,7 @@ class Checker(Observer):
     def __init__(self, report, launch):
         self.report, self.launch = report, launch
         self.checks = [check(self) for check in CHECKS]
+        self.last, self.places = None, []
         for event in _EVENTS:
             listeners = [
                 getattr(c, event) for c in self.checks if getattr(type(c), event) is not getattr(Observer, event)
@@ -28,6 +31,22 @@ class Checker(Observer):
         """Report a finding at an instruction; `other`: the instruction that it collides with."""
         name = self.launch.program.name
         self.report.add(Finding(kind, name, ins.where, message, other and other.where, count))
+
+    def describe(self, lane):
+        """A thread and its block, by its number among all lanes of the launch."""
+        return self.launch.describe(lane)
+
+    def locate(self, x, m, space, address, size, write, ins):
+        """The Places of an access, worked out once for all checks. Raises MemoryFault as the access itself would."""
+        event = (x, m, address, ins)
+        if self.last is None or any(a is not b for a, b in zip(self.last, event, strict=True)):
+            self.places = list(places(x, m, space, address, size, write, ins))
+            self.last = event
+        return self.places
+
+    def locate_rows(self, x, address, count, write, ins):
+        """The same of ldmatrix and stmatrix: rows of 16 bytes, whose addresses the first 8 * count lanes give."""
+        return self.locate(x, matrix_rows(x, count), "shared", address, 16, write, ins)
 
 
 def _in_turn(listeners):

@@ -1,0 +1,124 @@
+"""What is ordered: which earlier accesses a thread can rely on to be done.
+
+Barriers order the threads that they hold; bar.warp.sync those of a warp. Flags order, too: a fence followed by an
+atomic or a strong store (release), and an atomic or strong load of the same word later (acquire). What is
+modelled of flags errs towards "ordered": a release covers all accesses before the last fence of the block,
+whoever made them, and an acquire serves the whole warp at once, its block at the next barrier. A bar.warp.sync
+of some lanes counts as one of the whole warp, a named barrier of some lanes of a warp too.
+"""
+
+import numpy as np
+
+from ..group import WARP
+from .stamps import BLOCKMATES, GRID, ONE, WARPMATES, event_of, lane_of, latest, many_of
+
+
+class Order:
+    """Of the lanes of a chunk. Times are numbers of events; `now` is the latest."""
+
+    def __init__(self, chunk, now):
+        self.chunk, self.pitch = chunk, chunk.pitch
+        self.first = chunk.first * chunk.pitch
+        self.block_done = np.full(chunk.count, now, np.int64)  # by all threads of the block
+        self.warp_done = np.full(chunk.n, now, np.int64)  # by the own warp
+        self.acquired = np.zeros(chunk.n // WARP, np.int64)  # by anybody
+        self.fenced = np.zeros(chunk.count, np.int64)  # the last fence of a block
+        self.known = None  # [block, warp, other warp]: by that other warp, from barriers of a part of the block
+        self.arrivals = {}  # (block, barrier) -> what the warps at bar.arrive know
+        self.limit = latest(now)
+
+    # -- events --------------------------------------------------------------------------------------
+    def barrier(self, lanes, now):
+        chunk = self.chunk
+        if lanes.size == chunk.n:
+            self.whole(np.arange(chunk.count), now)
+            return
+        alive = (chunk.pc != chunk.exit).reshape(chunk.count, self.pitch).sum(1)
+        here = np.bincount(lanes // self.pitch, minlength=chunk.count)
+        self.whole(np.flatnonzero((here > 0) & (here == alive)), now)
+        for block in np.flatnonzero((here > 0) & (here < alive)):
+            self.part(int(block), lanes[lanes // self.pitch == block], now)
+
+    def whole(self, blocks, now):
+        self.block_done[blocks] = now
+        self.limit = latest(int(self.block_done.min()))
+        if self.acquired.any():
+            by_block = self.acquired.reshape(self.chunk.count, -1)
+            by_block[blocks] = by_block[blocks].max(1, keepdims=True)
+
+    def part(self, block, lanes, now):
+        """A barrier of some warps of a block."""
+        self.warp_done[lanes] = now
+        warps = np.unique(lanes // WARP)
+        inner = warps - block * (self.pitch // WARP)
+        number = int(self.chunk.barriers.waiting[lanes[0]])
+        before = self.knowledge(block, inner, now)
+        for other in self.arrivals.pop((block, number), []):
+            np.maximum(before, other, out=before)
+        self.known[block, inner] = before
+        self.acquired[warps] = self.acquired[warps].max()
+
+    def knowledge(self, block, inner, now):
+        """What some warps of a block know together, themselves included."""
+        if self.known is None:
+            warps = self.pitch // WARP
+            self.known = np.zeros((self.chunk.count, warps, warps), np.int64)
+        before = np.maximum(self.known[block, inner].max(0), self.block_done[block])
+        before[inner] = now
+        return before
+
+    def arrive(self, lanes, numbers, now):
+        for warp in np.unique(lanes // WARP):
+            at = int(np.argmax(lanes // WARP == warp))
+            block, inner = divmod(int(warp), self.pitch // WARP)
+            before = self.knowledge(block, np.array([inner]), now)
+            self.arrivals.setdefault((block, int(numbers[at])), []).append(before)
+
+    def warp_barrier(self, lanes, now):
+        self.warp_done[lanes] = now
+
+    def fence(self, lanes, now):
+        self.fenced[lanes // self.pitch] = now
+
+    def release(self, shadow, rows_of, index, lanes):
+        """Lanes write a flag: whoever sees it sees what they have fenced."""
+        covered = int(self.fenced[lanes // self.pitch].max())
+        if not covered:
+            return
+        if shadow.released is None:
+            shadow.released = np.zeros(shadow.written.size, np.int64)
+        rows = rows_of(shadow.released)
+        rows[index] = np.maximum(rows[index], covered)
+
+    def acquire(self, shadow, rows_of, index, lanes):
+        """Lanes look at a flag."""
+        if shadow.released is not None:
+            seen = np.broadcast_to(rows_of(shadow.released)[index].max(1), lanes.shape)
+            np.maximum.at(self.acquired, lanes // WARP, seen)
+
+    # -- the question --------------------------------------------------------------------------------
+    def ordered(self, lanes, old, written):
+        """Whether the access that a stamp tells of is done before the lanes go on; `written`: it is of a write
+        (several threads may have written the same value; each may rely on its own)."""
+        event, many = event_of(old).astype(np.int64), many_of(old)
+        other = lane_of(old) - self.first
+        block = lanes // self.pitch
+        same_block = (many <= BLOCKMATES) & (other // self.pitch == block)
+        same_warp = (many <= WARPMATES) & (other // WARP == lanes // WARP)
+        done = (many == ONE) & (other == lanes)
+        if written:
+            done |= same_warp & (many == WARPMATES) | same_block & (many == BLOCKMATES) | (many == GRID)
+        done |= same_block & (event <= self.block_done[block])
+        done |= same_warp & (event <= self.warp_done[lanes])
+        done |= event <= self.acquired[lanes // WARP]
+        if self.known is not None:
+            done |= same_block & (event <= self.known_of(block, lanes, other, many))
+        return done
+
+    def known_of(self, block, lanes, other, many):
+        """Up to when a lane knows the accesses of another warp; of several warps: of the best known."""
+        own = lanes % self.pitch // WARP
+        known = self.known[block, own].copy()
+        known[np.arange(own.size), own] = 0
+        exact = known[np.arange(own.size), other % self.pitch // WARP]
+        return np.where(many <= WARPMATES, exact, known.max(1))

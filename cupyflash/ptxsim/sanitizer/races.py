@@ -1,0 +1,318 @@
+"""Races: two accesses to one word of shared or global memory, one of them a write, that nothing orders.
+
+Not a race: two atomics, or in global memory two strong accesses (atomic, volatile, relaxed and so on), which are
+flags; plain stores of the same value. Volatile accesses of shared memory are flags only where a loop does nothing
+but wait for them. Bytes of one word are different places, if the kernel has accesses as short. A cp.async writes its
+destination from the moment that it is issued until its thread waits for it; copies that no thread ever waits for
+are no fault by themselves.
+"""
+
+import array
+
+import numpy as np
+
+from ..isa import types_of
+from ..observer import Observer
+from ..tensor_core import in_shared
+from ..translate import SEEN
+from . import order
+from .copies import Copies
+from .places import lanes_of
+from .stamps import ONE, WARPMATES, Shadow, event_of, extent, is_pending, lane_of, many_of, stamp, together
+
+PLAIN, VOLATILE, ATOMIC, COPY = range(4)
+_ATOMIC = {"relaxed", "acquire", "release", "acq_rel", "mmio"}
+_RELEASE = {"release", "acq_rel", "sc"}
+_VOLATILE = {"volatile", "cv", "wt"}
+
+_NOW = {"ld": "reads", "ldu": "reads", "ldmatrix": "reads", "cp": "copies to", "atom": "updates", "red": "updates"}
+_BEFORE = {"ld": "read", "ldu": "read", "ldmatrix": "read", "cp": "copied to", "atom": "updated", "red": "updated"}
+
+
+class Races(Observer):
+    """Keeps the last write and the last reads of every word, and asks of each access whether they are ordered."""
+
+    def __init__(self, checker):
+        self.checker = checker
+        self.program = checker.launch.program
+        self.words = {space: _shortest(self.program, space) for space in ("shared", "global")}
+        self.sites, self.kinds, self.number = [None], [PLAIN], {}
+        self.events = array.array("I", [0])  # event -> site
+        self.global_ = None
+        self.kind_of = {}
+        for block in self.program.blocks:
+            for instruction in block.code:
+                self.kind_of[instruction] = _kind(instruction, block)
+
+    def begin(self, chunk):
+        self.order = order.Order(chunk, self.now)
+        self.first = chunk.first * chunk.pitch
+        if self.global_ is None:
+            self.global_ = {}
+            for segment in self.checker.launch.global_.segments:
+                shadow = Shadow("global", segment.views[1].size, self.words["global"], chunk.pitch)
+                self.global_ |= {id(view): shadow for view in segment.views.values()}
+        views = chunk.shared.views
+        self.shared = Shadow("shared", views[1].size, self.words["shared"], chunk.pitch)
+        self.shadows = self.global_ | {id(view): self.shared for view in views.values()}
+        self.copies = Copies(chunk)
+
+    # -- events --------------------------------------------------------------------------------------
+    @property
+    def now(self):
+        return len(self.events) - 1
+
+    def event(self, ins):
+        """A new event at an instruction: its number."""
+        site = self.number.get(ins)
+        if site is None:
+            site = self.number[ins] = len(self.sites)
+            self.sites.append(ins)
+            self.kinds.append(self.kind_of[ins])
+        self.events.append(site)
+        return len(self.events) - 1
+
+    def site_of(self, stamps):
+        return np.frombuffer(self.events, np.uint32)[event_of(stamps).astype(np.int64)]
+
+    def barrier(self, lanes, chunk, ins):
+        self.order.barrier(lanes, self.now)
+
+    def arrive(self, lanes, numbers, chunk):
+        self.order.arrive(lanes, numbers, self.now)
+
+    def warp_barrier(self, x, m, members, ins):
+        self.order.warp_barrier(lanes_of(x, m), self.now)
+
+    def fence(self, x, m, ins):
+        self.order.fence(lanes_of(x, m), self.now)
+
+    def load(self, x, m, space, address, size, ins):
+        for place in self.checker.locate(x, m, space, address, size, False, ins):
+            shadow = self.shadows.get(id(place.view))
+            if shadow is not None:
+                self.read(Access(self, x, shadow, place, ins), ONE)
+
+    def matrix_load(self, x, address, count, ins):
+        for place in self.checker.locate_rows(x, address, count, False, ins):
+            self.read(Access(self, x, self.shared, place, ins), WARPMATES)
+
+    def store(self, x, m, space, address, size, values, ins):
+        for place in self.checker.locate(x, m, space, address, size, True, ins):
+            shadow = self.shadows.get(id(place.view))
+            if shadow is not None:
+                self.write(Access(self, x, shadow, place, ins), ONE, values)
+
+    def matrix_store(self, x, address, count, ins):
+        for place in self.checker.locate_rows(x, address, count, True, ins):
+            self.write(Access(self, x, self.shared, place, ins), WARPMATES, None)
+
+    def atomic(self, x, m, space, address, size, ins):
+        for place in self.checker.locate(x, m, space, address, size, True, ins):
+            shadow = self.shadows.get(id(place.view))
+            if shadow is not None:
+                access = Access(self, x, shadow, place, ins)
+                self.write(access, ONE, None)
+                self.order.acquire(shadow, access.rows, access.index, access.lanes)
+
+    def copy(self, x, m, address, size, shared, amount, ins):
+        reads = m if amount is None else amount > 0 if m is None else (amount > 0) & m
+        for place in self.checker.locate(x, reads, "global", address, size, False, ins):
+            self.read(Access(self, x, self.shadows[id(place.view)], place, ins, PLAIN), ONE)
+        target = in_shared(shared) if shared.dtype == np.uint64 else shared
+        for place in self.checker.locate(x, m, "shared", target, size, True, ins):
+            access = Access(self, x, self.shared, place, ins)
+            self.write(access, ONE, None)
+            self.copies.issue(access.lanes, access.index, size, ins)
+
+    def commit(self, x, m, ins):
+        self.copies.commit(lanes_of(x, m))
+
+    def wait(self, x, m, allowed, ins):
+        """Copies are done: from now on they are writes of their threads like others."""
+        for lanes, index, size, copy in self.copies.wait(lanes_of(x, m), allowed):
+            rows = self.shared.rows(self.shared.written, size)
+            rows[index] = stamp(self.event(copy), lanes + self.first)[:, None]
+
+    # -- accesses ------------------------------------------------------------------------------------
+    def read(self, access, many):
+        shadow = access.shadow
+        self.report_races(access, *self.unordered(access, shadow.written, True))
+        if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
+            self.order.acquire(shadow, access.rows, access.index, access.lanes)
+            return
+        if access.index.size < access.lanes.size:
+            many = extent(access.lanes, shadow.pitch)
+            access.lanes = access.lanes[:1]
+        rows = access.rows(shadow.read)
+        stamps = access.stamps(many)
+        old = rows.take(access.index, axis=0)
+        if old.max() > access.limit:
+            stamps = self.joined(access, stamps, *self.unordered(access, shadow.read, False))
+        shadow.put(rows, access.index, stamps)
+
+    def write(self, access, many, values):
+        """`values`: of the lanes of the access, where a store of equal ones is harmless."""
+        shadow, ins = access.shadow, access.ins
+        self.report_races(access, *self.unordered(access, shadow.read, False))
+        at, old = self.unordered(access, shadow.written, True)
+        stamps = access.stamps(many)
+        if old.size and values is not None:
+            words = access.words(values)
+            compared = ~is_pending(old) & (self.kind_at(old) <= VOLATILE)
+            equal = compared & (words[at] == access.present()[at])
+            stamps = self.joined(access, stamps, tuple(w[equal] for w in at), old[equal])
+            differ = compared & ~equal
+            self.report("different values", access, tuple(w[differ] for w in at), old[differ])
+            at, old = tuple(w[~compared] for w in at), old[~compared]
+        self.report_races(access, at, old)
+        shared_by_lanes = shadow.put(access.rows(shadow.written), access.spread(), stamps)
+        if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
+            if not _RELEASE.isdisjoint(ins.modifiers):
+                self.order.fence(access.lanes, self.now)
+            self.order.release(shadow, access.rows, access.index, access.lanes)
+        elif shared_by_lanes and values is not None:
+            self.compare_lanes(access, access.words(values))
+
+    def unordered(self, access, table, written):
+        """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps."""
+        old = access.rows(table).take(access.index, axis=0)
+        if old.max() <= access.limit:
+            return (_NONE, _NONE), old[:0, 0]
+        old = np.broadcast_to(old, (access.lanes.size, old.shape[1]))
+        at = np.nonzero(old > access.limit)
+        old = old[at]
+        open_ = ~self.order.ordered(access.lanes[at[0]], old, written)
+        if written:
+            open_ |= is_pending(old)
+        if access.kind in (VOLATILE, ATOMIC):
+            open_ &= ~self.flags(access, old)
+        return tuple(w[open_] for w in at), old[open_]
+
+    def kind_at(self, stamps):
+        return np.array(self.kinds)[self.site_of(stamps)]
+
+    def flags(self, access, stamps):
+        """Which of the stamps are of accesses that a strong access does not race with."""
+        kind = self.kind_at(stamps)
+        strong = (kind == VOLATILE) | (kind == ATOMIC)
+        return kind == ATOMIC if access.kind == VOLATILE and access.shadow is self.shared else strong
+
+    def joined(self, access, stamps, at, old):
+        """Stamps of an access that stand for those of earlier ones, too."""
+        if not old.size:
+            return stamps
+        stamps = np.broadcast_to(stamps, (access.lanes.size, access.size // access.shadow.word)).copy()
+        stamps[at] = together(old, stamps[at], access.shadow.pitch)
+        return stamps
+
+    # -- reports -------------------------------------------------------------------------------------
+    def report_races(self, access, at, old):
+        if old.size:
+            early = is_pending(old)
+            self.report("missing cp.async wait", access, tuple(w[early] for w in at), old[early])
+            self.report(f"{access.shadow.name} race", access, tuple(w[~early] for w in at), old[~early])
+
+    def report(self, kind, access, at, old):
+        """One finding for each instruction that the access collides with."""
+        sites = self.site_of(old)
+        for site in np.unique(sites):
+            chosen = sites == site
+            other = self.sites[site]
+            first = int(np.argmax(chosen))
+            who, before = self.describe(access, at[0][first]), self.checker.describe(int(lane_of(old)[first]))
+            if many_of(old)[first] != ONE:
+                before += " and others"
+            now = _NOW.get(access.ins.opcode, "writes")
+            then = _BEFORE.get(other.opcode, "wrote")
+            place = access.address(at[0][first], at[1][first])
+            why = {
+                "different values": "with another value",
+                "missing cp.async wait": "by cp.async, with no wait for it yet",
+            }.get(kind, "with nothing that orders the two")
+            text = f"{who} {now} {place}, which {before} {then} {why}"
+            self.checker.found(kind, access.ins, text, other, np.unique(at[0][chosen]).size)
+
+    def describe(self, access, i):
+        return self.checker.describe(self.first + int(access.lanes[i]))
+
+    def compare_lanes(self, access, words):
+        """Several lanes store to one word at once: report those whose values differ."""
+        count = words.shape[1]
+        place = (access.spread()[:, None] * count + np.arange(count)).reshape(-1)
+        by_place = np.argsort(place, kind="stable")
+        place, values = place[by_place], words.reshape(-1)[by_place]
+        differ = np.flatnonzero((place[1:] == place[:-1]) & (values[1:] != values[:-1]))
+        if not differ.size:
+            return
+        (i, j), (k, _) = (divmod(int(by_place[differ[0] + n]), count) for n in (0, 1))
+        who, other = self.describe(access, i), self.describe(access, k)
+        text = f"{who} and {other} write different values to {access.address(i, j)} at once"
+        self.checker.found("different values", access.ins, text, access.ins, differ.size)
+
+
+_NONE = np.empty(0, np.intp)
+
+
+class Access:
+    """One place of an access, and its event."""
+
+    def __init__(self, races, x, shadow, place, ins, kind=None):
+        self.shadow, self.place, self.ins = shadow, place, ins
+        self.lanes, self.index, self.size = place.lanes, place.index, place.size
+        self.first, self.shared_base = races.first, x.chunk.shared_base
+        self.event = races.event(ins)
+        self.kind = races.kind_of[ins] if kind is None else kind
+        self.limit = races.order.limit if shadow is races.shared else np.uint64(0)
+
+    def rows(self, table):
+        return table.reshape(-1, self.size // self.shadow.word)
+
+    def spread(self):
+        """The element of each lane."""
+        return np.broadcast_to(self.index, self.lanes.shape)
+
+    def stamps(self, many):
+        return stamp(self.event, self.lanes + self.first, many, self.kind == COPY)[:, None]
+
+    def words(self, values):
+        """What lanes store, (lanes, words)."""
+        place = self.place
+        width = values[0].itemsize
+        values = values[place.offset // width : (place.offset + place.size) // width]
+        chosen = [v if v.size == 1 or place.sel is None else v[place.sel] for v in values]
+        together = np.stack([np.broadcast_to(v, self.lanes.shape) for v in chosen], axis=1)
+        return together.view(f"u{self.shadow.word}")
+
+    def present(self):
+        """What is there now, (lanes, words)."""
+        return self.place.view[self.spread()].view(f"u{self.shadow.word}").reshape(self.lanes.size, -1)
+
+    def address(self, i, j):
+        """Words for the place of word j of lane i."""
+        at = int(self.spread()[i]) * self.size + int(j) * self.shadow.word
+        at += -int(self.shared_base[self.lanes[i]]) if self.shadow.name == "shared" else self.place.view.ctypes.data
+        return f"{self.shadow.name} memory at 0x{at:x}"
+
+
+def _kind(ins, block):
+    if ins.opcode == "cp":
+        return COPY
+    if ins.opcode in ("atom", "red") or not _ATOMIC.isdisjoint(ins.modifiers):
+        return ATOMIC
+    if _VOLATILE.isdisjoint(ins.modifiers):
+        return PLAIN
+    waits = block.index in block.targets and not any(i.opcode in ("st", "atom", "red") for i in block.code)
+    return ATOMIC if waits and ins.opcode == "ld" else VOLATILE
+
+
+def _shortest(program, space):
+    """Bytes of the shortest access to a space that a kernel has, at most 4."""
+    words = [4]
+    for block in program.blocks:
+        for ins in block.code:
+            if ins.opcode in ("ld", "ldu", "st", "atom", "red"):
+                other = {"shared", "shared::cta", "global", "local", "param", "const"} & set(ins.modifiers)
+                if not other or space in {name.removesuffix("::cta") for name in other}:
+                    words.append(np.dtype(SEEN[types_of(ins)[0]]).itemsize)
+    return min(words)
