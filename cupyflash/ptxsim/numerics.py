@@ -142,7 +142,7 @@ def relu(x):
 
 
 # -- arithmetic --------------------------------------------------------------------------------------
-def _odd_sum(a, b):
+def odd_sum(a, b):
     """a + b in float64, rounded to odd."""
     s = a + b
     a_part = s - b
@@ -159,7 +159,7 @@ def add_f32_directed(a, b, rounding):
 
 def _round_sum(a, b, rounding):
     """a + b of float64, rounded once to float32, in any mode."""
-    s = _odd_sum(a, b)
+    s = odd_sum(a, b)
     if rounding == "rm":  # an exact zero sum is -0 when rounding down, unless both are +0
         s = np.where((s == 0) & ~((a == 0) & (b == 0) & ~np.signbit(a) & ~np.signbit(b)), -0.0, s)
     return to_f32(s, rounding)
@@ -179,7 +179,7 @@ def fma_f32(a, b, c, rounding="rn"):
     doubtful = (s.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     doubtful |= np.abs(s) < F32_NORMAL
     if doubtful.any():
-        s = np.where(doubtful, _odd_sum(product, np.broadcast_to(c.astype(np.float64), s.shape)), s)
+        s = np.where(doubtful, odd_sum(product, np.broadcast_to(c.astype(np.float64), s.shape)), s)
     return s.astype(np.float32)
 
 
@@ -187,9 +187,9 @@ def fma_f64(a, b, c):
     """a * b + c rounded once, by error-free transforms; lanes near the ends of the range exactly."""
     a, b, c = np.broadcast_arrays(a, b, c)
     high, low = _two_product(a, b)
-    t, t_low = _two_sum(c, low)
-    v, v_low = _two_sum(high, t)
-    result = v + _odd_sum(t_low, v_low)
+    t, t_low = two_sum(c, low)
+    v, v_low = two_sum(high, t)
+    result = v + odd_sum(t_low, v_low)
     size = np.abs(high)
     safe = (size > 1e-250) & (size < 1e290) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290) & (np.abs(c) < 1e290)
     if not safe.all():
@@ -210,19 +210,19 @@ def _fma_f64_scaled(a, b, c):
     negligible = (c != 0) & (np.abs(c_part) < 1e-200)  # but for the direction in which it points
     c_part = np.where(negligible, np.copysign(1e-200, c), c_part)
     high, low = _two_product(a_part, b_part)
-    t, t_low = _two_sum(c_part, low)
-    v, v_low = _two_sum(high, t)
-    rest = _odd_sum(t_low, v_low)
+    t, t_low = two_sum(c_part, low)
+    v, v_low = two_sum(high, t)
+    rest = odd_sum(t_low, v_low)
     size = np.abs(np.ldexp(v, exponent))
     # A subnormal of at most 51 bits is rounded right from 53 that were rounded to odd.
-    result = np.ldexp(np.where(size < 2.0**-1023, _odd_sum(v, rest), v + rest), exponent)
+    result = np.ldexp(np.where(size < 2.0**-1023, odd_sum(v, rest), v + rest), exponent)
     result = np.where(np.abs(c_part) > 1e200, c, result)  # the product is negligible
     doubtful = np.flatnonzero((size > 2.0**-1024) & (size < 2.0**-1021))
     result[doubtful] = exact_f64("fma", "rn", a[doubtful], b[doubtful], c[doubtful])
     return result
 
 
-def _two_sum(a, b):
+def two_sum(a, b):
     s = a + b
     part = s - a
     return s, (a - (s - part)) + (b - part)
@@ -273,7 +273,7 @@ def xor_sign(result, a, b):
 
 def fma_f16(a, b, c):
     """In float64 rounded to odd, for an encoder that rounds to nearest."""
-    return _odd_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64))
+    return odd_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64))
 
 
 # -- approximations, correctly rounded ------------------------------------------------------------------
@@ -342,7 +342,7 @@ def integer_to_float(a, dtype, rounding):
     if dtype == np.float64:
         return _directed_i64_to_f64(a, rounding)
     high = a & ~a.dtype.type(0x7FF)  # 53 bits: exact in float64, and so is the rest
-    return to_f32(_odd_sum(high.astype(np.float64), (a - high).astype(np.float64)), rounding)
+    return to_f32(odd_sum(high.astype(np.float64), (a - high).astype(np.float64)), rounding)
 
 
 def _directed_i64_to_f64(a, rounding):

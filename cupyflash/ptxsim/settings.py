@@ -20,7 +20,7 @@ ARCHITECTURES = (
     "sm_120",
     "sm_121",
 )
-MMA_MODELS = ("fp32",)
+MMA_MODELS = ("fp32", "exact", "volta", "ampere", "ada", "hopper", "blackwell")
 SCHEDULES = ("lockstep", "random")
 
 _SHARED_KIB = {75: 64, 80: 163, 87: 163, 86: 99, 88: 99, 89: 99, 120: 99, 121: 99}
@@ -33,7 +33,16 @@ class Settings:
     arch
         The GPU to imitate: picks ``__CUDA_ARCH__`` and the shared-memory limit.
     mma
-        Arithmetic of tensor cores: ``"fp32"`` rounds to float32 at the end of a chain of accumulations.
+        Arithmetic of tensor cores. ``"fp32"``, the fast one: consecutive mma instructions of one basic block of
+        which each accumulates onto the result of the one before, read by nothing else, are summed in float64 (where
+        products of 16-bit numbers are exact), and rounded to float32, to nearest, once at the end. In the others every
+        instruction counts for itself. ``"exact"``: the exact sum of its products and its addend, rounded to nearest.
+        ``"volta"``, ``"ampere"``, ``"ada"``, ``"hopper"``, ``"blackwell"``: the sums that measurements of these GPUs
+        established: `w` products and the addend are truncated toward zero to multiples of 2**-f times the power of
+        two of the largest (a product's is the one of its factors' exponents), added exactly, and truncated to
+        float32; w, f = 4, 23 on Volta, 8, 24 on Ampere and Ada, 16, 25 on Hopper and Blackwell, so that an m16n8k16
+        is 4, 2 or 1 such sums in order of k. The model does not depend on `arch`, nor on what GPUs of its name
+        lack: ``"volta"`` applies its sums to bfloat16, too.
     schedule
         ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
         random order, from barrier to barrier, so that a missing barrier shows in the results.

@@ -1,8 +1,8 @@
 """Tensor-core instructions: ldmatrix and relatives, and mma.sync as matrix products.
 
-The products of 16-bit numbers and nearly all their sums are exact in float64, so that an element does
-not depend on its place in the matrix, as it does with a float32 product of the BLAS; it is rounded to
-float32 at the end of a chain of accumulations.
+With `settings(mma="fp32")` a chain of accumulations is one product: the products of 16-bit numbers and nearly
+all their sums are exact in float64, so that an element does not depend on its place in the matrix, as it does
+with a float32 product of the BLAS; it is rounded to float32 at the end. The other models: tensor_models.py.
 
 Lane l of a warp has g = l >> 2 and t = l & 3. A fragment register of 8 rows holds row g, columns
 2t and 2t + 1, so an array over lanes is, reshaped, a stack of 8 x 4 matrices of pairs.
@@ -12,6 +12,7 @@ import numpy as np
 
 from .memory import SHARED_WINDOW, WINDOW_SHIFT
 from .numerics import bf16_to_f32, canonical, f16_to_f32
+from .tensor_models import multiply_add
 
 WARP = 32
 _SERIAL_SIZE = 1 << 18  # rows * columns * inner dimension
@@ -96,14 +97,27 @@ def mma(x, m, type_, a, b, c, ins):
     decode = _DECODE[type_]
     left = decode(left.view(np.uint16)).astype(np.float64).reshape(warps, rows * 16, slices * 8)
     right = decode(right.view(np.uint16)).astype(np.float64).reshape(warps, columns * 8, slices * 8)
-    product = _product(left, right.swapaxes(1, 2)).reshape(warps, rows, 2, 8, columns, 4, 2)
-    results = product.transpose(1, 4, 2, 6, 0, 3, 5)
     addends = [register for row in c for tile in row for register in tile]
+    model = x.chunk.launch.settings.mma
+    if model != "fp32":
+        addend = np.stack([np.broadcast_to(z, x.n) for z in addends])
+        addend = addend.reshape(rows, columns, 2, 2, warps, 8, 4).transpose(4, 0, 2, 5, 1, 6, 3)
+        addend = addend.reshape(warps, rows * 16, columns * 8)
+        lengths = [8 * len(step) for step in b[0]]
+        product = multiply_add(model, type_, left, right.swapaxes(1, 2), addend, lengths)
+        return list(canonical(_by_register(product, rows, columns).reshape(rows * columns * 4, -1)))
+    results = _by_register(_product(left, right.swapaxes(1, 2)), rows, columns)
     if any(z.size > 1 or z[0] != 0 for z in addends):
         results = results.reshape(rows * columns * 4, -1)
         for r, z in zip(results, addends, strict=True):
             r += z
     return list(canonical(results.astype(np.float32, order="C").reshape(rows * columns * 4, -1)))
+
+
+def _by_register(tiles, rows, columns):
+    """A matrix of tiles of each warp, (warps, 16 rows, 8 columns), as a view of which the last three axes are the lanes
+    and those before them the accumulators of a tile, (rows, columns, 2, 2)."""
+    return tiles.reshape(-1, rows, 2, 8, columns, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
 
 
 def _product(left, right):

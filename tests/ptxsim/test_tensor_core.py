@@ -70,14 +70,14 @@ SHAPES += [(8, "bf16", "sm_80"), (8, "f16", "sm_80"), (16, "f16", "sm_90"), (16,
 every_shape = pytest.mark.parametrize("k, kind, target", SHAPES)
 
 
-def multiply(a, b, c, k, kind, target):
+def multiply(a, b, c, k, kind, target, **settings):
     """D = A B + C for batches of matrices, one warp each, through fragments packed by the tables above."""
     fragments = [pack(a.astype(DTYPES[kind]), a_position, k // 4), pack(b.astype(DTYPES[kind]), b_position, k // 8)]
     out = poisoned((len(a), 32, 4), np.float32)
     warps = 2 if len(a) % 2 == 0 else 1
     words = [np.ascontiguousarray(f).view(np.uint32) for f in fragments]
     accumulator = pack_accumulator(c)
-    launch(mma_source(k, kind), len(a) // warps, 32 * warps, *words, accumulator, out, arch=target)
+    launch(mma_source(k, kind), len(a) // warps, 32 * warps, *words, accumulator, out, arch=target, **settings)
     return unpack_accumulator(out)
 
 
