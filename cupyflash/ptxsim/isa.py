@@ -59,7 +59,7 @@ shf | b32 | l r clamp wrap |
 prmt | b32 | f4e b4e rc8 ecl ecr rc16 |
 lop3 | b32 | |
 setp | b16 b32 b64 {_INT} f32 f64 f16 bf16 | {_COMPARE} and or xor ftz |
-set | b32 u32 s32 f32 f64 u16 s16 u64 s64 | {_COMPARE} ftz |
+set | b16 b32 b64 u32 s32 f32 f64 u16 s16 u64 s64 | {_COMPARE} ftz |
 selp | {_BITS} | |
 slct | {_BITS} | ftz |
 mov | pred {_BITS} | |

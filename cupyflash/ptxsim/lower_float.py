@@ -5,6 +5,7 @@ from .lower_integer import seen
 _UFUNC = {"add": "np_add", "sub": "np_subtract", "mul": "np_multiply"}
 _HALF = {"f16": ("f16", 1), "bf16": ("bf16", 1), "f16x2": ("f16", 2), "bf16x2": ("bf16", 2)}
 _KIND = {"f32": "f4", "f64": "f8"}
+_SIGN = {"neg": "np_negative", "abs": "np_absolute"}
 
 
 def _rounding(i):
@@ -97,7 +98,9 @@ def fma(t, i, types):
 def div(t, i, types):
     a, b = _inputs(t, i, i.operands[1:], types[-1])
     rounding = _rounding(i)
-    if rounding == "rn":
+    if "approx" in i.modifiers:
+        _result(t, i, f"div_approximate({a}, {b})", types[-1])
+    elif rounding == "rn":
         _result(t, i, f"np_divide({a}, {b})", types[-1])
     elif types[-1] == "f64":
         _exact(t, i, rounding)
@@ -107,7 +110,9 @@ def div(t, i, types):
 
 def rcp(t, i, types):
     (a,) = _inputs(t, i, i.operands[1:], types[-1])
-    if _rounding(i) != "rn" and types[-1] == "f64":
+    if "approx" in i.modifiers and types[-1] == "f64":
+        _result(t, i, f"coarse(rcp, {a})", "f64")
+    elif _rounding(i) != "rn" and types[-1] == "f64":
         _exact(t, i, _rounding(i))
     else:
         _result(t, i, f"rcp({a}, {_rounding(i)!r})", types[-1])
@@ -131,7 +136,8 @@ def function(name):
             _half_result(t, i, f"{name}({a})", types[-1])
         else:
             (a,) = _inputs(t, i, i.operands[1:], types[-1])
-            _result(t, i, f"{name}({a})", types[-1], flush=name not in ("lg2", "rsqrt"))
+            text = f"coarse({name}, {a})" if "ftz" in i.modifiers and types[-1] == "f64" else f"{name}({a})"
+            _result(t, i, text, types[-1], flush=name not in ("lg2", "rsqrt"))
 
     return lower
 
@@ -161,6 +167,10 @@ def extremum(t, i, types):
 def sign(t, i, types):
     """abs and neg, on the bits of 16-bit types."""
     type_ = types[-1]
+    if type_ in _HALF and "ftz" in i.modifiers:
+        (a,) = _half_inputs(t, i, i.operands[1:], type_)
+        _half_result(t, i, f"{_SIGN[i.opcode]}({a})", type_)
+        return
     if type_ in _HALF:
         bits = "b32" if _HALF[type_][1] == 2 else "b16"
         top = 0x80008000 if bits == "b32" else 0x8000
@@ -172,7 +182,7 @@ def sign(t, i, types):
         t.define(i.operands[0], t.let(text, seen(bits)), bits)
         return
     (a,) = _inputs(t, i, i.operands[1:], type_)
-    name = t.let(f"{'np_negative' if i.opcode == 'neg' else 'np_absolute'}({a})", _KIND[type_])
+    name = t.let(f"{_SIGN[i.opcode]}({a})", _KIND[type_])
     t.define(i.operands[0], name, type_, a in t.flushed)
 
 

@@ -40,20 +40,20 @@ def wrapping(t, i, types):
 
 
 def with_carry(t, i, types):
-    """add.cc, addc, sub.cc, subc, mad.cc, madc: `t.carry` is the carry (borrow) flag of the block."""
-    d, a, b, *c = i.operands
+    """add.cc, addc, sub.cc, subc, mad.cc, madc: the flag is `d|flag` where written, the last operand where read."""
+    d, a, b, *rest = i.operands
     type_ = _UNSIGNED.get(types[0], types[0])
-    if c:
+    carry = t.use(rest.pop(), "pred") if i.opcode.endswith("c") else "None"
+    if rest:
         function = "mul_hi" if "hi" in i.modifiers else "np_multiply"
-        a, b = t.cast(call(t, function, (a, b), types[0]), seen(type_)), c[0]
+        a, b = t.cast(call(t, function, (a, b), types[0]), seen(type_)), rest[0]
     else:
         a = t.use(a, type_)
-    carry = t.carry if i.opcode.endswith("c") else "None"
     function = "sub_carry" if i.opcode.startswith("sub") else "add_carry"
     both = t.let(f"{function}({a}, {t.use(b, type_)}, {carry})", seen(type_))
-    t.define(d, t.let(f"{both}[0]", seen(type_)), type_)
-    if "cc" in i.modifiers:
-        t.carry = t.let(f"{both}[1]", "?")
+    value, flag = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
+    t.define(value, t.let(f"{both}[0]", seen(type_)), type_)
+    t.define(flag, t.let(f"{both}[1]", "?"), "pred")
 
 
 def mul(t, i, types):
@@ -193,6 +193,8 @@ def comparison(t, i, type_, a, b):
         return t.let(f"{t.use(a, type_)} {_COMPARE[operator]} {t.use(b, type_)}", "?")
     if type_ in ("f16", "bf16"):
         a, b = (f"{type_}_to_f32({t.use(o, 'b16')})" for o in (a, b))
+        if "ftz" in i.modifiers:
+            a, b = f"flush_f16({a})", f"flush_f16({b})"
     else:
         a, b = t.use(a, type_), t.use(b, type_)
         if "ftz" in i.modifiers and type_ == "f32":
@@ -247,7 +249,8 @@ def selp(t, i, types):
 def slct(t, i, types):
     d, a, b, c = i.operands
     type_ = f"b{t.width(types[0])}"
-    text = f"where({t.use(c, types[1])} >= 0, {t.use(a, type_)}, {t.use(b, type_)})"
+    chooser = t.flush_input(t.use(c, "f32")) if "ftz" in i.modifiers else t.use(c, types[1])
+    text = f"where({chooser} >= 0, {t.use(a, type_)}, {t.use(b, type_)})"
     t.define(d, t.let(text, t.seen(type_)), type_)
 
 

@@ -97,8 +97,8 @@ def atomic(t, i, types):
     function = f"atomic_{operation}"
     if type_ in ("f16", "f16x2", "bf16", "bf16x2"):
         function, kind = f"atomic_add_{type_}", f"b{t.width(type_)}"
-    elif type_ == "f32" and space_name in (None, "global"):
-        function = "atomic_add_ftz"
+    elif type_ == "f32":
+        function = "atomic_add_ftz" if space_name in (None, "global") else "atomic_add_f32"
     operands = [t.use(v, kind) for v in values]
     value, compare = (operands[1], operands[0]) if operation == "cas" else (operands[0], "None")
     size = t.width(type_) // 8

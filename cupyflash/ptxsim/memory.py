@@ -9,7 +9,17 @@ import itertools
 
 import numpy as np
 
-from .numerics import bf16_to_f32, bf16x2_to_f32, f16_to_f32, f16x2_to_f32, flush, packed, to_bf16, to_f16
+from .numerics import (
+    bf16_to_f32,
+    bf16x2_to_f32,
+    canonical,
+    f16_to_f32,
+    f16x2_to_f32,
+    flush,
+    packed,
+    to_bf16,
+    to_f16,
+)
 
 # Generic addresses: host addresses are global memory, the other spaces have windows far above them.
 WINDOW_SHIFT = np.uint64(60)
@@ -300,6 +310,10 @@ def _in_order(x, memory, index, value, compare, operation):
 
 def atomic_add(old, value, compare):
     return old + value
+
+
+def atomic_add_f32(old, value, compare):
+    return canonical(old + value)
 
 
 def atomic_add_ftz(old, value, compare):

@@ -9,9 +9,11 @@ import numpy as np
 from .exact import exact_f64
 
 F32_NORMAL = np.float32(2.0**-126)
+F64_NORMAL = np.float64(2.0**-1022)
 NAN_F32 = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
 _F16_VALUES = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
 _ONE = np.uint64(1)
+_UPPER = np.uint64(0xFFFFFFFF00000000)
 
 
 # -- formats -----------------------------------------------------------------------------------------
@@ -297,6 +299,20 @@ def rcp(x, rounding="rn"):
 
 def rsqrt(x):
     return (1.0 / np.sqrt(x.astype(np.float64))).astype(x.dtype)
+
+
+def coarse(function, x):
+    """The float64 reciprocals with .approx.ftz: the upper 32 bits of x are the argument and of the result."""
+    x = (x.view(np.uint64) & _UPPER).view(np.float64)
+    result = function(np.where(np.abs(x) < F64_NORMAL, np.copysign(0.0, x), x)).view(np.uint64)
+    rounded = ((result + (_ONE << np.uint64(31)) - _ONE + (result >> np.uint64(32) & _ONE)) & _UPPER).view(np.float64)
+    return np.where(np.abs(rounded) < F64_NORMAL, np.copysign(0.0, rounded), rounded)
+
+
+def div_approximate(a, b):
+    """div.approx: a divisor above 2**126 has the reciprocal 0."""
+    large = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    return np.where(large, a * np.copysign(np.float32(0), b), a / b)
 
 
 def sqrt_directed(x, rounding):

@@ -305,10 +305,19 @@ class _Parser:
         while not self.accept(";"):
             operands.append(self.operand())
             self.accept(",")
+        if "cc" in modifiers and operands:
+            operands[0] = Pair(operands[0], self.carry_flag())
+        if opcode in ("addc", "subc", "madc"):
+            operands.append(self.carry_flag())
         instruction = Instruction(opcode, tuple(modifiers), tuple(operands), guard, line, self.source)
         if opcode == "bra":
             self.branches.append((instruction, tuple(self.scopes)))
         return instruction
+
+    def carry_flag(self):
+        """CC.CF of the ISA, made an ordinary predicate: results and operands name it like any other register."""
+        scope = self.scopes[1]
+        return scope.get("CC.CF") or self.new_register(scope, "CC.CF", "pred")
 
     def operand(self):
         value = self.simple_operand()

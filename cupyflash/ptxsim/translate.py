@@ -75,7 +75,6 @@ class BlockTranslator:
         self.used_once = _single_uses(block)
         self.mma = tensor_core.MmaBatch(self)
         self.guard = None
-        self.carry = "None"  # local of the carry flag
 
     # -- names -------------------------------------------------------------------------------------
     def fresh(self, kind):

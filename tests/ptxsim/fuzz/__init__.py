@@ -1,0 +1,1 @@
+"""Random straight-line PTX against a scalar interpreter."""
