@@ -2,7 +2,18 @@
 
 
 class SimulationError(RuntimeError):
-    """A kernel did something undefined; the message names kernel, thread, block and source line."""
+    """A kernel did something undefined; the message names kernel, thread, block and source line.
+
+    For a sanitizer's report, `kind` says what sort of fault it is, `what` what happened, with thread and block,
+    `where` the source line, `lanes` how many threads did it at once.
+    """
+
+    kind, what, where, lanes = "undefined behaviour", None, "", 1
+
+    def located(self, kind, what, where, lanes=1):
+        """The same exception, with what a report says of it."""
+        self.kind, self.what, self.where, self.lanes = kind, what, where, lanes
+        return self
 
 
 class MemoryFault(SimulationError):

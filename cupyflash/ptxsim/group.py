@@ -76,12 +76,22 @@ class Group:
         else:
             lane = 0 if self.mask is None else int(np.argmax(self.mask))
         what = f"{'write' if write else 'read'} of {size} bytes in {space} memory at 0x{at:x}: {why}"
-        return MemoryFault(f"{what}; {self.describe(ins, lane)}")
+        thread = self.thread(lane)
+        lanes = np.count_nonzero(bad) if bad.size > 1 else self.active if sel is None else sel.size
+        kind = (
+            "misaligned access" if why == "misaligned" else "out of bounds" if "outside" in why else "read-only memory"
+        )
+        error = MemoryFault(f"{what}; {self.describe(ins, lane)}")
+        return error.located(kind, f"{thread}: {what}", ins.where, int(lanes))
 
     def error(self, ins, lane, what):
         """The exception for what one lane does wrong."""
-        return SimulationError(f"{what}; {self.describe(ins, lane)}")
+        error = SimulationError(f"{what}; {self.describe(ins, lane)}")
+        return error.located(error.kind, f"{self.thread(lane)}: {what}", ins.where)
 
     def describe(self, ins, lane):
-        lane = lane if self.lanes is None else int(self.lanes[lane])
-        return f"kernel {self.chunk.launch.program.name}, {self.chunk.describe(lane)}, {ins.where}"
+        return f"kernel {self.chunk.launch.program.name}, {self.thread(lane)}, {ins.where}"
+
+    def thread(self, lane):
+        """A lane of the group as a thread of a block, in words."""
+        return self.chunk.describe(lane if self.lanes is None else int(self.lanes[lane]))

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .errors import SimulationError
 from .group import WARP
 from .machine import Chunk
 from .memory import Buffer, GlobalMemory
@@ -14,7 +15,7 @@ _UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**6
 
 
 class Launch:
-    """A kernel with everything it was called with."""
+    """A kernel with everything it was called with. `arrays`: what it may touch, by name."""
 
     def __init__(self, program, grid, block, parameters, arrays, shared_bytes, profile, report):
         self.program, self.grid, self.block = program, grid, block
@@ -28,10 +29,19 @@ class Launch:
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)
         self.const = _filled("const", bytes(program.constant_data))
-        arrays = [*arrays, *program.module.memory.values()]
-        self.global_ = GlobalMemory([_extent(a) for a in arrays if a.size])
+        self.arrays = arrays | program.module.memory
+        self.global_ = GlobalMemory([_extent(a) for a in self.arrays.values() if a.size])
 
     def run(self):
+        """Simulate all blocks. A fault ends the launch; for a checker, as one more finding."""
+        try:
+            self.run_chunks()
+        except SimulationError as error:
+            if self.checker is None:
+                raise
+            self.checker.stopped(error)
+
+    def run_chunks(self):
         """Chunk by chunk. (Worker threads were measured: they lose more to the GIL than they gain.)"""
         per_chunk = max(1, self.settings.chunk_lanes // (-(-self.threads // WARP) * WARP))
         for first in range(0, self.blocks, per_chunk):
@@ -59,6 +69,17 @@ class Launch:
         """A thread and its block in words, by its number among all lanes of the launch."""
         block, thread = divmod(lane, -(-self.threads // WARP) * WARP)
         return f"thread {self.thread_of(thread)} of block {self.block_of(block)}"
+
+    def place(self, address):
+        """A place in global memory in words."""
+        for name, array in self.arrays.items():
+            low, high, _ = _extent(array)
+            if low <= address < high:
+                if not array.flags.c_contiguous or array.ndim == 0:
+                    return f"{name} at byte {address - low}"
+                element = np.unravel_index((address - low) // array.itemsize, array.shape)
+                return f"{name}[{', '.join(map(str, element))}]"
+        return f"global memory at 0x{address:x}"
 
     def block_of(self, block):
         x, y, _ = self.grid

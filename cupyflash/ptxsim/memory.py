@@ -129,13 +129,16 @@ class GlobalMemory:
             segment = self.segments[i] if i >= 0 else None
             part = segment and self.within(segment, x, inner, chosen, size, write, ins)
             if part is None:
-                bad = number == i
-                if segment is not None:
-                    bad = bad & (address + np.uint64(size) > segment.stop)
+                bad = self.outside(number, address, size)
                 raise x.fault(ins, sel, bad, address, "global", size, "outside every mapped array", write)
             self.hint[ins] = segment
             parts.append((part[0], part[1], lanes))
         return parts
+
+    def outside(self, number, address, size):
+        """Which addresses lie in no segment; `number`: of the last segment that starts before each."""
+        stops = np.array([s.stop for s in self.segments], np.uint64)
+        return number < 0 if not stops.size else (number < 0) | (address > stops[number] - np.uint64(size))
 
     def within(self, segment, x, sel, address, size, write, ins):
         offset = address - segment.start

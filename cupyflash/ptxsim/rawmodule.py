@@ -165,7 +165,8 @@ class Kernel:
         if used > limit:
             raise ValueError(f"shared_mem: {used} bytes with the static ones, {current().arch} has {limit} per block")
         parameters = _packed(program, args)
-        arrays = [a for a in args if isinstance(a, np.ndarray)] + list(_mapped.get())
+        arrays = {f"args[{i}]": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
+        arrays |= {f"device_memory array {i}": a for i, a in enumerate(_mapped.get())}
         with np.errstate(all="ignore"):
             Launch(program, grid, block, parameters, arrays, used, profile, report).run()
 

@@ -3,7 +3,7 @@
 from ..observer import Observer
 from .places import matrix_rows, places
 from .races import Races
-from .report import Finding
+from .report import Finding, Halted
 
 # The checks of a launch: subclasses of Observer, made with the Checker. Each hears of the events that it overrides.
 CHECKS = [Races]
@@ -31,6 +31,13 @@ class Checker(Observer):
         """Report a finding at an instruction; `other`: the instruction that it collides with."""
         name = self.launch.program.name
         self.report.add(Finding(kind, name, ins.where, message, other and other.where, count))
+
+    def stopped(self, error):
+        """A fault has ended the launch: report it; raise it, if the report is to halt."""
+        if isinstance(error, Halted):
+            raise error
+        name = self.launch.program.name
+        self.report.add(Finding(error.kind, name, error.where, error.what or str(error), count=error.lanes), error)
 
     def describe(self, lane):
         """A thread and its block, by its number among all lanes of the launch."""

@@ -11,19 +11,15 @@ import array
 
 import numpy as np
 
-from ..isa import types_of
 from ..observer import Observer
 from ..tensor_core import in_shared
-from ..translate import SEEN
-from . import order
 from .copies import Copies
+from .kinds import ATOMIC, COPY, PLAIN, VOLATILE, kinds, only_reads, shortest
+from .order import Order
 from .places import lanes_of
 from .stamps import ONE, WARPMATES, Shadow, event_of, extent, is_pending, lane_of, many_of, stamp, together
 
-PLAIN, VOLATILE, ATOMIC, COPY = range(4)
-_ATOMIC = {"relaxed", "acquire", "release", "acq_rel", "mmio"}
 _RELEASE = {"release", "acq_rel", "sc"}
-_VOLATILE = {"volatile", "cv", "wt"}
 
 _NOW = {"ld": "reads", "ldu": "reads", "ldmatrix": "reads", "cp": "copies to", "atom": "updates", "red": "updates"}
 _BEFORE = {"ld": "read", "ldu": "read", "ldmatrix": "read", "cp": "copied to", "atom": "updated", "red": "updated"}
@@ -35,17 +31,14 @@ class Races(Observer):
     def __init__(self, checker):
         self.checker = checker
         self.program = checker.launch.program
-        self.words = {space: _shortest(self.program, space) for space in ("shared", "global")}
+        self.words = {space: shortest(self.program, space) for space in ("shared", "global")}
         self.sites, self.kinds, self.number = [None], [PLAIN], {}
         self.events = array.array("I", [0])  # event -> site
         self.global_ = None
-        self.kind_of = {}
-        for block in self.program.blocks:
-            for instruction in block.code:
-                self.kind_of[instruction] = _kind(instruction, block)
+        self.kind_of = kinds(self.program)
 
     def begin(self, chunk):
-        self.order = order.Order(chunk, self.now)
+        self.order = Order(chunk, self.now)
         self.first = chunk.first * chunk.pitch
         if self.global_ is None:
             self.global_ = {}
@@ -112,8 +105,11 @@ class Races(Observer):
             shadow = self.shadows.get(id(place.view))
             if shadow is not None:
                 access = Access(self, x, shadow, place, ins)
-                self.write(access, ONE, None)
-                self.order.acquire(shadow, access.rows, access.index, access.lanes)
+                if only_reads(ins):
+                    self.read(access, ONE)
+                else:
+                    self.write(access, ONE, None)
+                    self.order.acquire(shadow, access.rows, access.index, access.lanes)
 
     def copy(self, x, m, address, size, shared, amount, ins):
         reads = m if amount is None else amount > 0 if m is None else (amount > 0) & m
@@ -260,7 +256,7 @@ class Access:
     def __init__(self, races, x, shadow, place, ins, kind=None):
         self.shadow, self.place, self.ins = shadow, place, ins
         self.lanes, self.index, self.size = place.lanes, place.index, place.size
-        self.first, self.shared_base = races.first, x.chunk.shared_base
+        self.launch, self.first, self.shared_base = x.chunk.launch, races.first, x.chunk.shared_base
         self.event = races.event(ins)
         self.kind = races.kind_of[ins] if kind is None else kind
         self.limit = races.order.limit if shadow is races.shared else np.uint64(0)
@@ -291,28 +287,6 @@ class Access:
     def address(self, i, j):
         """Words for the place of word j of lane i."""
         at = int(self.spread()[i]) * self.size + int(j) * self.shadow.word
-        at += -int(self.shared_base[self.lanes[i]]) if self.shadow.name == "shared" else self.place.view.ctypes.data
-        return f"{self.shadow.name} memory at 0x{at:x}"
-
-
-def _kind(ins, block):
-    if ins.opcode == "cp":
-        return COPY
-    if ins.opcode in ("atom", "red") or not _ATOMIC.isdisjoint(ins.modifiers):
-        return ATOMIC
-    if _VOLATILE.isdisjoint(ins.modifiers):
-        return PLAIN
-    waits = block.index in block.targets and not any(i.opcode in ("st", "atom", "red") for i in block.code)
-    return ATOMIC if waits and ins.opcode == "ld" else VOLATILE
-
-
-def _shortest(program, space):
-    """Bytes of the shortest access to a space that a kernel has, at most 4."""
-    words = [4]
-    for block in program.blocks:
-        for ins in block.code:
-            if ins.opcode in ("ld", "ldu", "st", "atom", "red"):
-                other = {"shared", "shared::cta", "global", "local", "param", "const"} & set(ins.modifiers)
-                if not other or space in {name.removesuffix("::cta") for name in other}:
-                    words.append(np.dtype(SEEN[types_of(ins)[0]]).itemsize)
-    return min(words)
+        if self.shadow.name == "shared":
+            return f"shared memory at 0x{at - int(self.shared_base[self.lanes[i]]):x}"
+        return self.launch.place(self.place.view.ctypes.data + at)

@@ -20,7 +20,12 @@ class Finding:
 
     def __str__(self):
         again = f" ({self.count} times)" if self.count > 1 else ""
-        return f"{self.kind}: {self.message}; kernel {self.kernel}, {self.where}{again}"
+        other = f" and {self.other}" if self.other and self.other != self.where else ""
+        return f"{self.kind}: {self.message}; kernel {self.kernel}, {self.where}{other}{again}"
+
+
+class Halted(SimulationError):
+    """The first finding, where the report is to halt at it."""
 
 
 class Report:
@@ -40,13 +45,13 @@ class Report:
     def __str__(self):
         return "\n".join(map(str, self.findings)) or "no findings"
 
-    def add(self, finding):
-        """Count a finding; raise it, if the report is to halt at the first."""
+    def add(self, finding, error=None):
+        """Count a finding; raise it, if the report is to halt at the first: as `error` if given."""
         key = (finding.kind, finding.kernel, finding.where, finding.other)
         known = self._found.get(key)
         self._found[key] = finding if known is None else dataclasses.replace(known, count=known.count + finding.count)
         if self.halt:
-            raise SimulationError(str(finding))
+            raise error or Halted(str(finding))
 
 
 _current = contextvars.ContextVar("ptxsim_report", default=None)
@@ -61,10 +66,17 @@ def current_report():
 def sanitize(*, halt=False):
     """Check launches within the block for undefined behaviour.
 
+    A fault, such as an access out of bounds or a deadlock, ends its launch as it does on a GPU; the call returns
+    and the fault is one of the findings. A launch orders everything before it with everything in it.
+
+    What cannot be seen: an access that leaves its own variable for another one of the same shared memory or
+    local memory, or its own array for another one that the kernel was given; only the end of the block's
+    shared memory, of the thread's local memory and of all arrays is checked.
+
     Parameters
     ----------
     halt : bool
-        Raise SimulationError at the first finding instead of collecting all of them.
+        Raise the first finding, a SimulationError, instead of collecting all of them.
 
     Yields
     ------

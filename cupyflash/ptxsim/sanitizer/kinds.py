@@ -1,0 +1,81 @@
+"""What kind of access an instruction makes, as far as races are concerned."""
+
+import numpy as np
+
+from ..flow import results
+from ..isa import types_of
+from ..syntax import Literal, Register
+from ..translate import SEEN
+
+PLAIN, VOLATILE, ATOMIC, COPY = range(4)
+_ATOMIC = {"relaxed", "acquire", "release", "acq_rel", "mmio"}
+_VOLATILE = {"volatile", "cv", "wt"}
+_MEMORY = ("ld", "ldu", "st", "atom", "red")
+_SPACES = {"shared", "shared::cta", "global", "local", "param", "const"}
+
+
+def kinds(program):
+    """The kind of every instruction of a kernel that accesses memory."""
+    guesses = _guesses(program)
+    found = {}
+    for block in program.blocks:
+        writes = any(ins.opcode in ("st", "atom", "red") for ins in block.code)
+        waits = block.index in block.targets and not writes
+        for ins in block.code:
+            if ins.opcode in ("cp", "ldmatrix", "stmatrix") or ins.opcode in _MEMORY:
+                found[ins] = ATOMIC if ins in guesses else _kind(ins, waits)
+    return found
+
+
+def _kind(ins, waits):
+    """`waits`: it stands in a loop that does nothing but wait."""
+    if ins.opcode == "cp":
+        return COPY
+    if ins.opcode in ("atom", "red") or not _ATOMIC.isdisjoint(ins.modifiers):
+        return ATOMIC
+    if _VOLATILE.isdisjoint(ins.modifiers):
+        return PLAIN
+    return ATOMIC if waits and ins.opcode == "ld" else VOLATILE
+
+
+def _guesses(program):
+    """Loads whose value a compare-and-swap compares with: a wrong guess only costs it another turn."""
+    written = {}
+    swaps = []
+    for block in program.blocks:
+        for ins in block.code:
+            for register in results(ins):
+                written.setdefault(register.index, []).append(ins)
+            if ins.opcode == "atom" and "cas" in ins.modifiers:
+                swaps.append(ins.operands[2])
+    found, seen = set(), set()
+    waiting = [register for register in swaps if isinstance(register, Register)]
+    while waiting:
+        register = waiting.pop()
+        if register.index in seen:
+            continue
+        seen.add(register.index)
+        for ins in written.get(register.index, []):
+            if ins.opcode in ("ld", "ldu"):
+                found.add(ins)
+            elif ins.opcode == "mov":
+                waiting += [operand for operand in ins.operands[1:] if isinstance(operand, Register)]
+    return found
+
+
+def only_reads(ins):
+    """Whether an atomic cannot change anything: atomicAdd(p, 0) and the like are loads."""
+    value = ins.operands[-1]
+    return not {"add", "or", "xor"}.isdisjoint(ins.modifiers) and isinstance(value, Literal) and value.value == 0
+
+
+def shortest(program, space):
+    """Bytes of the shortest access to a space that a kernel has, at most 4."""
+    words = [4]
+    for block in program.blocks:
+        for ins in block.code:
+            if ins.opcode in _MEMORY:
+                named = {m.removesuffix("::cta") for m in _SPACES.intersection(ins.modifiers)}
+                if not named or space in named:
+                    words.append(np.dtype(SEEN[types_of(ins)[0]]).itemsize)
+    return min(words)
