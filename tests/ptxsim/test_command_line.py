@@ -101,14 +101,25 @@ def test_results_are_printed_shortened(folder, capsys):
 def test_a_clean_launch_under_the_sanitizer(folder, capsys):
     run(f"sanitize {LAUNCH} {ARGUMENTS} --json report.json --save 1=out.npy --schedule random --seed 3")
     assert "no findings" in capsys.readouterr().out
-    assert json.loads((folder / "report.json").read_text()) == {"findings": [], "fault": None}
+    assert json.loads((folder / "report.json").read_text()) == {"findings": []}
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)
 
 
 def test_a_read_outside_the_arrays_is_found(folder, capsys):
-    run(f"sanitize {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json --save 1=out.npy", status=1)
+    run(f"sanitize {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json", status=1)
     assert "sources/transpose.cu:4" in capsys.readouterr().out
-    assert "sources/transpose.cu:4" in (folder / "report.json").read_text()
+    (finding,) = json.loads((folder / "report.json").read_text())["findings"]
+    assert finding["where"] == "sources/transpose.cu:4" and finding["kernel"] == "transpose"
+
+
+def test_a_missing_barrier_is_found(folder, capsys):
+    text = TRANSPOSE.replace("    __syncthreads();\n", "\n")
+    (folder / "sources" / "transpose.cu").write_text(text)
+    run(f"sanitize {LAUNCH} {ARGUMENTS} --json report.json --save 1=out.npy", status=1)
+    assert "no findings" not in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)  # in lockstep the race does not show
+    (finding,) = json.loads((folder / "report.json").read_text())["findings"]
+    assert {finding["where"], finding["other"]} == {"sources/transpose.cu:4", "sources/transpose.cu:6"}
 
 
 def test_a_write_to_an_input_is_found(folder, capsys):

@@ -91,10 +91,11 @@ def _natural(text: str) -> int:
 def _profile(args: argparse.Namespace) -> int:
     targets = _targets(args.json)
     launch = _Launch(args, targets)
-    with _compiling(), ptxsim.profile() as profile:
-        fault = launch.run("profile")
-    if fault is not None:
-        print(f"cupyflash.ptxsim: {fault}", file=sys.stderr)
+    try:
+        with ptxsim.profile() as profile:
+            launch.run("profile")
+    except ptxsim.SimulationError as error:
+        print(f"cupyflash.ptxsim: {error}", file=sys.stderr)
         return 1
     print(profile)
     launch.finish(targets, {args.json: profile.as_dict()})
@@ -104,15 +105,11 @@ def _profile(args: argparse.Namespace) -> int:
 def _sanitize(args: argparse.Namespace) -> int:
     targets = _targets(args.json)
     launch = _Launch(args, targets)
-    with _compiling(), ptxsim.sanitize() as report:
-        fault = launch.run("sanitize")
-    findings = [dataclasses.asdict(finding) for finding in report.findings]
-    if findings or fault is None:
-        print(report)
-    if fault is not None:
-        print(f"fault, where the launch ended: {fault}")
-    launch.finish(targets, {args.json: {"findings": findings, "fault": fault}}, whole=fault is None)
-    return int(bool(findings) or fault is not None)
+    with ptxsim.sanitize() as report:
+        launch.run("sanitize")
+    print(report)
+    launch.finish(targets, {args.json: {"findings": [dataclasses.asdict(finding) for finding in report.findings]}})
+    return int(bool(report))
 
 
 def _ptx(args: argparse.Namespace) -> None:
@@ -166,28 +163,25 @@ class _Launch:
             self.saved[number] = path
             targets |= _targets(path)
 
-    def run(self, command: str) -> str | None:
-        """The fault that ends the launch, if one does."""
+    def run(self, command: str) -> None:
+        """Compile and launch, with progress on long work."""
         args = self.args
-        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.seed):
+        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.seed), _compiling():
             kernel = self._kernel()
             try:
                 with progress_bar(command):
                     kernel(args.grid, args.block, tuple(a.value for a in self.arguments), shared_mem=args.shared)
-            except ptxsim.SimulationError as error:
-                return str(error)
             except (TypeError, ValueError) as error:
                 raise CommandError(_as_options(str(error))) from error
-        return None
 
-    def finish(self, targets: dict[Path, Path], documents: dict[Path | None, object], *, whole: bool = True) -> None:
-        """Write the documents, and after a whole launch write or print the arrays that the kernel may have written."""
+    def finish(self, targets: dict[Path, Path], documents: dict[Path | None, object]) -> None:
+        """Write all files, and print the other arrays that the kernel may have written."""
         contents = {
             targets[path]: lambda file, document=document: file.write(json.dumps(document, indent=1).encode())
             for path, document in documents.items()
             if path is not None
         }
-        for number, argument in enumerate(self.arguments if whole else ()):
+        for number, argument in enumerate(self.arguments):
             array = argument.value
             if number in self.saved:
                 contents[targets[self.saved[number]]] = lambda file, array=array: np.save(file, array)
