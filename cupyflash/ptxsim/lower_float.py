@@ -1,5 +1,6 @@
 """How floating-point instructions and conversions are written in NumPy."""
 
+from .isa import types_of
 from .lower_integer import seen
 
 _UFUNC = {"add": "np_add", "sub": "np_subtract", "mul": "np_multiply"}
@@ -147,13 +148,14 @@ def extremum(t, i, types):
     type_, operands = types[-1], i.operands[1:]
     half = type_ in _HALF
     names = [t.let(n, "f4") for n in _half_inputs(t, i, operands, type_)] if half else _inputs(t, i, operands, type_)
+    signs = names if half else [t.use(o, type_) for o in operands]  # a NaN has one, until it is flushed
     kind = "f4" if half else _KIND[type_]
     value = names[0]
     for other in names[1:]:
         x, y = (f"np_absolute({n})" for n in (value, other)) if "abs" in i.modifiers else (value, other)
         result = f"{'minimum' if i.opcode == 'min' else 'maximum'}_number({x}, {y})"
         if "xorsign" in i.modifiers:
-            result = f"xor_sign({result}, {value}, {other})"
+            result = f"xor_sign({result}, {signs[0]}, {signs[1]})"
         if "NaN" in i.modifiers:
             result = f"with_nan({result}, {value}, {other})"
         value = t.let(result, kind)
@@ -221,7 +223,7 @@ def convert(t, i, types):
         if to in ("f32", "f64"):
             text = f"integer_to_float({value}, np.float{to[1:]}, {_rounding(i)!r})"
         else:
-            text = f"integer_to_float({value}, np.float64, 'rn')"
+            text = f"integer_to_float({value}, np.float64, 'odd')"
         _encoded(t, i, text, to, True)
         return
     value = _decoded(t, i, operand, source)
@@ -249,12 +251,16 @@ def _encoded(t, i, text, to, normal):
         finite = f"finite_{to}(" if "satfinite" in i.modifiers else "("
         t.define(i.operands[0], t.let(f"{finite}to_{to}({text}, {rounding!r}))", "u2"), "b16")
     elif to == "tf32":
-        t.define(i.operands[0], t.let(f"to_tf32({text}, {'rna' if 'rna' in i.modifiers else rounding!r})", "u4"), "b32")
+        finite = "finite_tf32(" if "satfinite" in i.modifiers else "("
+        text = f"{finite}to_tf32({text}, {'rna' if 'rna' in i.modifiers else rounding!r}))"
+        t.define(i.operands[0], t.let(text, "u4"), "b32")
     elif to == "f64":
         t.define(i.operands[0], t.let(f"({text}).astype('f8')", "f8"), "f64")
     else:
         ftz = "ftz" in i.modifiers
         text = f"to_f32({text}, {rounding!r})"
+        if types_of(i)[-1] in ("f16", "f64"):
+            text = f"canonical({text})"
         t.define(i.operands[0], t.let(f"flush({text})" if ftz and not normal else text, "f4"), "f32", ftz or normal)
 
 

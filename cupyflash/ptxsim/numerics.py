@@ -73,6 +73,10 @@ def finite_bf16(bits):
     return np.where(bits & np.uint16(0x7FFF) == np.uint16(0x7F80), bits - np.uint16(1), bits)
 
 
+def finite_tf32(bits):
+    return np.where(bits & np.uint32(0x7FFFFFFF) == np.uint32(0x7F800000), bits - np.uint32(0x2000), bits)
+
+
 def to_f32(x, rounding="rn"):
     """float64 to float32. Mode `odd`: an inexact result gets an odd last bit, so that rounding
     it once more, to a shorter format, is as good as rounding x."""
@@ -350,15 +354,17 @@ def float_to_integer(x, dtype, mode):
 
 
 def integer_to_float(a, dtype, rounding):
-    """Integers to float32 or float64, in any rounding mode."""
-    if dtype == np.float32 and a.dtype.itemsize < 8:
-        return to_f32(a.astype(np.float64), rounding)
+    """Integers to float32 or float64, in any rounding mode; `odd` (to float64) for an encoder that rounds once more."""
+    if a.dtype.itemsize < 8 and (dtype == np.float32 or rounding == "odd"):
+        wide = a.astype(np.float64)
+        return wide if rounding == "odd" else to_f32(wide, rounding)
     if rounding == "rn":
         return a.astype(dtype)
-    if dtype == np.float64:
+    if dtype == np.float64 and rounding != "odd":
         return _directed_i64_to_f64(a, rounding)
     high = a & ~a.dtype.type(0x7FF)  # 53 bits: exact in float64, and so is the rest
-    return to_f32(odd_sum(high.astype(np.float64), (a - high).astype(np.float64)), rounding)
+    wide = odd_sum(high.astype(np.float64), (a - high).astype(np.float64))
+    return wide if rounding == "odd" else to_f32(wide, rounding)
 
 
 def _directed_i64_to_f64(a, rounding):

@@ -10,7 +10,7 @@ WORDS = ("u32", "s32", "u64", "s64")
 
 def arithmetic():
     for t in INTEGERS:
-        two, three = f"{t} {t} -> {t}", f"{t} {t} {t} -> {t}"
+        width, two, three = bits_of(t), f"{t} {t} -> {t}", f"{t} {t} {t} -> {t}"
         yield form(f"add.{t}", two, operator.add)
         yield form(f"sub.{t}", two, operator.sub)
         yield form(f"min.{t}", two, min)
@@ -19,11 +19,11 @@ def arithmetic():
         yield form(f"rem.{t}", two, lambda a, b: a - b * quotient(a, b) if b else None)
         yield form(f"sad.{t}", three, lambda a, b, c: c + abs(a - b))
         yield form(f"mul.lo.{t}", two, operator.mul)
-        yield form(f"mul.hi.{t}", two, lambda a, b, n=bits_of(t): a * b >> n)
+        yield form(f"mul.hi.{t}", two, lambda a, b, n=width: a * b >> n)
         yield form(f"mad.lo.{t}", three, lambda a, b, c: a * b + c)
-        yield form(f"mad.hi.{t}", three, lambda a, b, c, n=bits_of(t): (a * b >> n) + c)
-        if bits_of(t) < 64:
-            double = f"{t[0]}{2 * bits_of(t)}"
+        yield form(f"mad.hi.{t}", three, lambda a, b, c, n=width: (a * b >> n) + c)
+        if width < 64:
+            double = f"{t[0]}{2 * width}"
             yield form(f"mul.wide.{t}", f"{t} {t} -> {double}", operator.mul)
             yield form(f"mad.wide.{t}", f"{t} {t} {double} -> {double}", lambda a, b, c: a * b + c)
     yield form("add.sat.s32", "s32 s32 -> s32", lambda a, b: clamped(a + b, "s32"))
@@ -49,7 +49,8 @@ def clamped(value, t):
 def carries():
     """Chains through the carry flag; a borrow is kept apart from a carry, as the ISA does not mix them."""
     for t in WORDS:
-        mask = (1 << bits_of(t)) - 1
+        width = bits_of(t)
+        mask = (1 << width) - 1
         for opcode, kind, sign in (("add", "carry", 1), ("sub", "borrow", -1)):
 
             def chain(a, b, flag=(None, 0), mask=mask, kind=kind, sign=sign):
@@ -62,7 +63,7 @@ def carries():
 
         for half in ("lo", "hi"):
 
-            def multiply(a, b, c, flag=(None, 0), mask=mask, half=half, n=bits_of(t)):
+            def multiply(a, b, c, flag=(None, 0), mask=mask, half=half, n=width):
                 if flag is None or flag[0] not in (None, "carry"):
                     return None, None
                 total = ((a * b >> n if half == "hi" else a * b) & mask) + (c & mask) + flag[1]
@@ -123,8 +124,9 @@ def words():
     yield form("lop3.b32", "b32 b32 b32 u32 -> b32", lambda a, b, c, table: lop3(table)(a, b, c), constant=256)
     for t in ("u32", "s32"):
         for half in ("lo", "hi"):
-            yield form(f"mul24.{half}.{t}", f"{t} {t} -> {t}", low24(t, half))
-            yield form(f"mad24.{half}.{t}", f"{t} {t} {t} -> {t}", lambda a, b, c, f=low24(t, half): f(a, b) + c)
+            product = low24(t, half)
+            yield form(f"mul24.{half}.{t}", f"{t} {t} -> {t}", product)
+            yield form(f"mad24.{half}.{t}", f"{t} {t} {t} -> {t}", lambda a, b, c, f=product: f(a, b) + c)
         for u in ("u32", "s32"):
             result = "u32" if t == u == "u32" else "s32"
             yield form(f"dp4a.{t}.{u}", f"b32 b32 {result} -> {result}", dot(t, u))
