@@ -26,7 +26,7 @@ from .compile import compile_ptx
 from .errors import CompileError, CompilerMissing, Deadlock, MemoryFault, SimulationError
 from .profile import KernelProfile, profile
 from .rawmodule import RawModule, device_memory
-from .sanitizer import Finding, Report, sanitize
+from .sanitizer import Finding, Report, empty, sanitize
 from .settings import settings
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "SimulationError",
     "compile_ptx",
     "device_memory",
+    "empty",
     "profile",
     "sanitize",
     "settings",

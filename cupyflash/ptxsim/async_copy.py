@@ -24,8 +24,9 @@ class _Copy:
 class AsyncCopies:
     """What the lanes of a chunk have issued, and how many groups each has committed."""
 
-    def __init__(self, n, random):
+    def __init__(self, n, random, observers):
         self.n = n
+        self.observers = observers
         self.random = random  # None: always late
         self.pending = []
         self.committed = 0  # an int while all lanes agree, else an array
@@ -86,7 +87,7 @@ class AsyncCopies:
     def add(self, lanes, target, source):
         copy = _Copy(lanes, self.committed_by(lanes), target, source)
         if self.random is not None and self.random.random() < 0.5:
-            _perform(copy, slice(None))
+            self.perform(copy, slice(None))
         else:
             self.pending.append(copy)
 
@@ -114,11 +115,11 @@ class AsyncCopies:
             if waits is not None:
                 due = due & (waits if copy.lanes is None else waits[copy.lanes])
             if np.all(due):
-                _perform(copy, slice(None))
+                self.perform(copy, slice(None))
             elif np.any(due):
                 lanes = np.arange(self.n) if copy.lanes is None else copy.lanes
                 due = np.broadcast_to(due, lanes.shape)
-                _perform(copy, np.flatnonzero(due))
+                self.perform(copy, np.flatnonzero(due))
                 rest = np.flatnonzero(~due)
                 group = copy.group if isinstance(copy.group, int) else copy.group[rest]
                 target = (copy.target[0], copy.target[1][rest])
@@ -132,14 +133,13 @@ class AsyncCopies:
         if isinstance(self.committed, int):
             self.committed = np.full(self.n, self.committed, np.int64)
 
-
-def _perform(copy, which):
-    view, to = copy.target
-    if copy.source is None:
-        view[to[which]] = 0
-    else:
-        source, at = copy.source
-        view[to[which]] = source[np.broadcast_to(at, to.shape)[which]]
+    def perform(self, copy, which):
+        view, to = copy.target
+        source, at = copy.source or (None, None)
+        to, at = to[which], None if source is None else np.broadcast_to(at, to.shape)[which]
+        view[to] = 0 if source is None else source[at]
+        for observer in self.observers:
+            observer.copied(view, to, source, at)
 
 
 def _pick(a, sel):

@@ -23,14 +23,14 @@ class Launch:
         self.shared_bytes = shared_bytes
         self.profile, self.report = profile, report
         self.counters = None if profile is None else Counters()
-        self.checker = None if report is None else Checker(report, self)
-        self.observers = [observer for observer in (self.counters, self.checker) if observer is not None]
         self.threads = block[0] * block[1] * block[2]
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)
         self.const = _filled("const", bytes(program.constant_data))
         self.arrays = arrays | program.module.memory
         self.global_ = GlobalMemory([_extent(a) for a in self.arrays.values() if a.size])
+        self.checker = None if report is None else Checker(report, self)
+        self.observers = [observer for observer in (self.counters, self.checker) if observer is not None]
 
     def run(self):
         """Simulate all blocks. A fault ends the launch; for a checker, as one more finding."""

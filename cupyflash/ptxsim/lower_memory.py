@@ -18,11 +18,11 @@ _WINDOWS = {
     "param": "PARAM_WINDOW",
     "const": "CONST_WINDOW",
 }
-_OBSERVED = {"x.global_": "global", "x.shared": "shared", "x.local": "local", "x.generic": "generic"}
+OBSERVED = {"x.global_": "global", "x.shared": "shared", "x.local": "local", "x.generic": "generic"}
 _NARROW = {"shared", "shared::cta", "local", "param", "const"}
 
 
-def _space(t, i, memory):
+def space_of(t, i, memory):
     """The state space that an access names. A `.param` of a call is the thread's own, like a local."""
     space = next((m for m in i.modifiers if m in _SPACES), None)
     base = memory.address.base
@@ -31,7 +31,7 @@ def _space(t, i, memory):
     return space
 
 
-def _address(t, memory, space):
+def address_of(t, memory, space):
     """Address local and the expression of its state space."""
     address = memory.address
     base = address.base
@@ -46,19 +46,19 @@ def _address(t, memory, space):
 
 
 def _tell(t, i, what, space, address, size, values=""):
-    name = _OBSERVED.get(space)
+    name = OBSERVED.get(space)
     if name:
         t.tell(f"{what}(x, {t.mask()}, {name!r}, {address}, {size}, {values}{t.site(i)})")
 
 
-def _vector(i):
+def vector_of(i):
     return next((int(m[1]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
 
 
 def load(t, i, types):
     d, memory = i.operands
-    address, space = _address(t, memory, _space(t, i, memory))
-    type_, count = types[0], _vector(i)
+    address, space = address_of(t, memory, space_of(t, i, memory))
+    type_, count = types[0], vector_of(i)
     size = t.width(type_) // 8
     _tell(t, i, "load", space, address, size * count)
     if count == 1:
@@ -73,8 +73,8 @@ def load(t, i, types):
 
 def store(t, i, types):
     memory, value = i.operands
-    address, space = _address(t, memory, _space(t, i, memory))
-    type_, count = types[0], _vector(i)
+    address, space = address_of(t, memory, space_of(t, i, memory))
+    type_, count = types[0], vector_of(i)
     size = t.width(type_) // 8
     names = [t.use(v, f"b{8 * size}") for v in (value if count > 1 else (value,))]
     values = ", ".join(names)
@@ -87,8 +87,8 @@ def store(t, i, types):
 
 def atomic(t, i, types):
     d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
-    space_name = _space(t, i, memory)
-    address, space = _address(t, memory, space_name)
+    space_name = space_of(t, i, memory)
+    address, space = address_of(t, memory, space_name)
     type_ = types[0]
     operation = next(
         m for m in ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas") if m in i.modifiers
@@ -150,8 +150,8 @@ def copy_async(t, i, types):
 
 def _issue(t, i):
     target, source, size, *rest = i.operands
-    shared, _ = _address(t, target, "shared")
-    address, _ = _address(t, source, "global")
+    shared, _ = address_of(t, target, "shared")
+    address, _ = address_of(t, source, "global")
     amount = "None"
     if rest and isinstance(rest[0], Register) and rest[0].type == "pred":
         ignore = t.use(rest[0], "pred")

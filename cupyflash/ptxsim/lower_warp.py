@@ -60,11 +60,11 @@ def sync_warp(t, i, types):
     t.tell(f"warp_barrier(x, {t.mask()}, {members}, {t.site(i)})")
 
 
-def _count(i):
+def matrix_count(i):
     return next(int(m[1]) for m in i.modifiers if m in ("x1", "x2", "x4"))
 
 
-def _shared_address(t, i, memory):
+def shared_address(t, i, memory):
     base = memory.address.base
     kind = "u8" if getattr(base, "type", "b32") in ("b64", "u64", "s64") else "u4"
     address = t.address(memory.address, kind)
@@ -74,9 +74,9 @@ def _shared_address(t, i, memory):
 def ldmatrix(t, i, types):
     d, memory = i.operands
     registers = d if isinstance(d, tuple) else (d,)
-    address = _shared_address(t, i, memory)
-    t.tell(f"matrix_load(x, {address}, {_count(i)}, {t.site(i)})")
-    values = t.let(f"ldmatrix(x, m, {address}, {_count(i)}, {'trans' in i.modifiers}, {t.site(i)})", "u4")
+    address = shared_address(t, i, memory)
+    t.tell(f"matrix_load(x, {address}, {matrix_count(i)}, {t.site(i)})")
+    values = t.let(f"ldmatrix(x, m, {address}, {matrix_count(i)}, {'trans' in i.modifiers}, {t.site(i)})", "u4")
     for n, register in enumerate(registers):
         t.define(register, t.let(f"{values}[{n}]", "u4"), "b32")
 
@@ -84,8 +84,8 @@ def ldmatrix(t, i, types):
 def stmatrix(t, i, types):
     memory, values = i.operands
     values = values if isinstance(values, tuple) else (values,)
-    address = _shared_address(t, i, memory)
-    t.tell(f"matrix_store(x, {address}, {_count(i)}, {t.site(i)})")
+    address = shared_address(t, i, memory)
+    t.tell(f"matrix_store(x, {address}, {matrix_count(i)}, {t.site(i)})")
     registers = ", ".join(t.use(v, "b32") for v in values)
     t.line(f"stmatrix(x, m, {address}, ({registers},), {'trans' in i.modifiers}, {t.site(i)})")
 

@@ -43,7 +43,7 @@ class Chunk:
         self.local_base = np.arange(self.n, dtype=np.int64) * self.local.pitch
         self.generic = GenericSpace(launch.global_, self.shared, self.local, launch.param, launch.const)
         self.random = np.random.default_rng((settings.seed, first)) if settings.schedule == "random" else None
-        self.copies = AsyncCopies(self.n, self.random)
+        self.copies = AsyncCopies(self.n, self.random, self.observers)
         self.everyone = Group(self, None, None)
         self.registers = launch.initial_registers(self)
 

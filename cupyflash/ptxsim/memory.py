@@ -29,7 +29,7 @@ _DTYPES = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype(
 _SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 
 
-def _views(data):
+def views_of(data):
     """One flat array for each access size over the same bytes; their number is a multiple of 16."""
     return {size: data.view(dtype) for size, dtype in _DTYPES.items()}
 
@@ -46,7 +46,7 @@ class Buffer:
     def __init__(self, name, size, rows, fill=0xFF, writable=True):
         self.name, self.size, self.writable = name, size, writable
         self.pitch = padded(size)
-        self.views = _views(np.full(max(self.pitch * rows, 16), fill, np.uint8))
+        self.views = views_of(np.full(max(self.pitch * rows, 16), fill, np.uint8))
 
     def base(self, x):
         """First byte of each lane's row."""
@@ -87,7 +87,7 @@ class Segment:
         origin = start & ~15
         raw = (ctypes.c_uint8 * (padded(stop - origin))).from_address(origin)
         self.origin = np.uint64(origin)
-        self.views = _views(np.frombuffer(raw, np.uint8))
+        self.views = views_of(np.frombuffer(raw, np.uint8))
 
 
 class GlobalMemory:

@@ -7,6 +7,7 @@ import numpy as np
 from .flow import basic_blocks, bits, results, sources
 from .inline import inline_calls
 from .isa import check_support, types_of
+from .sanitizer.shadow import may_be_undefined
 from .syntax import Address, Memory, Special, Variable
 from .translate import BlockTranslator, Constants
 
@@ -25,6 +26,7 @@ class Program:
         self.name = function.name
         self.blocks = basic_blocks(function)
         self.constants = Constants()
+        self.undefinable = may_be_undefined(self) if sanitized else frozenset()
         self.lock = threading.Lock()
         self.specials = {}  # name -> position among the registers
         self.flushed = _never_subnormal(function)

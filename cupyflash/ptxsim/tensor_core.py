@@ -50,10 +50,10 @@ def ldmatrix(x, m, address, count, trans, ins):
     """`count` 8x8 matrices of 16-bit elements: (count, lanes) uint32."""
     view, index = _rows(x, m, address, count, False, ins)
     rows = view.take(index)
-    return _transposed(rows.view(np.uint32)) if trans else rows.view(np.uint32).reshape(count, -1)
+    return transposed(rows.view(np.uint32)) if trans else rows.view(np.uint32).reshape(count, -1)
 
 
-def _transposed(words):
+def transposed(words):
     """Each 8x8 matrix of halves transposed; (count, warps, 8 * 4) words to (count, lanes)."""
     count = words.shape[0]
     halves = words.view(np.uint16).reshape(count, -1, 8, 8)
@@ -64,14 +64,14 @@ def stmatrix(x, m, address, values, trans, ins):
     view, index = _rows(x, m, address, len(values), True, ins)
     words = np.stack([np.broadcast_to(v, x.n) for v in values]).reshape(len(values), -1, 32)
     if trans:
-        words = _transposed(words)
+        words = transposed(words)
     view[index.reshape(-1)] = np.ascontiguousarray(words).view(np.complex128).reshape(-1)
     x.changes += 1
 
 
 def movmatrix(x, m, a, ins):
     _require_whole_warps(x, m, ins)
-    return _transposed(np.array(np.broadcast_to(a, x.n)).reshape(1, -1, 32))[0]
+    return transposed(np.array(np.broadcast_to(a, x.n)).reshape(1, -1, 32))[0]
 
 
 def mma(x, m, type_, a, b, c, ins):

@@ -15,6 +15,7 @@ from .lower_float import FLOAT
 from .lower_integer import INTEGER
 from .lower_memory import MEMORY
 from .lower_warp import WARP
+from .sanitizer.shadow import Shadow
 from .syntax import SINK, Address, Literal, Not, Register, Special, Variable
 
 # How a register of a PTX type is kept.
@@ -75,6 +76,11 @@ class BlockTranslator:
         self.used_once = _single_uses(block)
         self.mma = tensor_core.MmaBatch(self)
         self.guard = None
+<<<<<<< HEAD
+=======
+        self.carry = "None"  # local of the carry flag
+        self.shadow = Shadow(self) if program.sanitized else None
+>>>>>>> e66cf64 (Sanitizer: uninitialised reads of shared, local and global memory and of registers, followed to their use)
 
     # -- names -------------------------------------------------------------------------------------
     def fresh(self, kind):
@@ -201,8 +207,11 @@ class BlockTranslator:
         value = self.cast(self.register(base), kind)
         if not offset:
             return value
-        step = self.constant(np.array([offset]).astype(kind)[0], kind)
-        return self.let(f"np_add({value}, {step})", kind)
+        key = (value, offset)
+        if key not in self.casts:
+            step = self.constant(np.array([offset]).astype(kind)[0], kind)
+            self.casts[key] = self.let(f"np_add({value}, {step})", kind)
+        return self.casts[key]
 
     def pack(self, items, type_):
         """`{low, ..., high}` as one wider value."""
@@ -247,7 +256,12 @@ class BlockTranslator:
 
     def mask(self):
         """The expression for the lanes that an instruction with side effects acts for."""
-        return "m" if self.guard is None else self.let(f"both(m, {self.guard})", "?")
+        if self.guard is None:
+            return "m"
+        key = (self.guard, "mask")
+        if key not in self.casts:
+            self.casts[key] = self.let(f"both(m, {self.guard})", "?")
+        return self.casts[key]
 
     def tell(self, call):
         """Call a method of every observer."""
@@ -264,12 +278,17 @@ class BlockTranslator:
     def translate(self):
         for instruction in self.block.code:
             self.instruction(instruction)
+        if self.shadow is not None:
+            self.shadow.ending(self.block.ending)
         result = self.ending()
         self.mma.emit()
         for index in bits(self.block.writes & self.block.live_out):
             if index in self.current:
                 value = self.cast(self.current[index], KEPT[self.program.function.registers[index].type])
                 self.lines.append(f"R[{index}] = {value}")
+        if self.shadow is not None:
+            first, last = self.shadow.close()
+            self.lines = first + self.lines + last
         self.lines.append(f"return {result}")
         source = "def block(x, m, R):\n" + "".join(f"    {line}\n" for line in self.lines)
         namespace = self.constants.namespace
@@ -284,7 +303,12 @@ class BlockTranslator:
         types = types_of(instruction)
         floating = instruction.opcode in FLOAT and types and types[-1] in _FLOATING
         lower = (FLOAT if floating else LOWERING)[instruction.opcode]
-        lower(self, instruction, types)
+        if self.shadow is None:
+            lower(self, instruction, types)
+        else:
+            after = self.shadow.begin(instruction)
+            lower(self, instruction, types)
+            self.shadow.end(after)
         self.guard = None
 
     def ending(self):

@@ -40,7 +40,7 @@ def sync_warp(x, m, members, ins):
 def shfl(x, m, mode, a, b, c, members, ins):
     """The value of another lane, and whether that lane is in range."""
     _gathered(x, m, members, ins)
-    source, inside = _shuffle_source(x, mode, b, c)
+    source, inside = shuffle_source(x, mode, b, c)
     if m is not None:
         flags = _spread(x, m)
         missing = flags & inside & ~flags[source]
@@ -49,7 +49,7 @@ def shfl(x, m, mode, a, b, c, members, ins):
     return (a if a.size == 1 else a.take(source)), inside
 
 
-def _shuffle_source(x, mode, b, c):
+def shuffle_source(x, mode, b, c):
     key = (mode, b.tobytes(), c.tobytes()) if b.size == 1 and c.size == 1 else None
     found = x.memo.get(key) if key else None
     if found is None:

@@ -4,9 +4,10 @@ from ..observer import Observer
 from .places import matrix_rows, places
 from .races import Races
 from .report import Finding, Halted
+from .undefined import Undefined
 
 # The checks of a launch: subclasses of Observer, made with the Checker. Each hears of the events that it overrides.
-CHECKS = [Races]
+CHECKS = [Races, Undefined]
 
 _EVENTS = [name for name in vars(Observer) if not name.startswith("_")]
 

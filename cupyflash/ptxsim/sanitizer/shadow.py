@@ -1,0 +1,303 @@
+"""Which registers hold no defined value: what translated code of a sanitized program says about that.
+
+Every register that can be undefined at all has a second local in translated code, its shadow: None while all lanes
+are defined, else an array over lanes of origin numbers (undefined.py), 0 for defined lanes. Undefined values may be
+moved, computed with and selected away; it is their use that is a fault.
+"""
+
+from ..flow import results, sources
+from ..isa import types_of
+from ..lower_memory import OBSERVED, address_of, space_of, vector_of
+from ..lower_warp import matrix_count, shared_address
+from ..syntax import SINK, Literal, Memory, Not, Pair, Register
+
+DEFINED = "None"
+_READS_MEMORY = ("ld", "ldu", "atom", "ldmatrix")
+
+
+def may_be_undefined(program):
+    """Indices of the registers that are read before they are written on some path, or depend on memory."""
+    found = {r for block in program.blocks[:1] for r in range(block.live_in.bit_length()) if block.live_in >> r & 1}
+    rest = []
+    for i in program.function.code:
+        if i.opcode in _READS_MEMORY and not {"param", "const"} & set(i.modifiers):
+            found.update(r.index for r in results(i))
+        elif results(i):
+            rest.append(({r.index for r in sources(i)}, {r.index for r in results(i)}))
+    grown = True
+    while grown:
+        grown = False
+        for read, written in rest:
+            if not written <= found and read & found:
+                found |= written
+                grown = True
+    return found
+
+
+class Shadow:
+    """Writes the lines about shadows of one block. `begin` an instruction before it is lowered, `end` it after."""
+
+    def __init__(self, translator):
+        self.t = translator
+        self.possible = translator.program.undefinable
+        self.current = {}  # register index -> shadow local, or DEFINED
+        self.fetched = {}
+        self.merged = {}
+        self.count = 0
+
+    # -- names ---------------------------------------------------------------------------------------
+    def of(self, operand):
+        """The shadow of an operand: of a vector, that of its elements together."""
+        if isinstance(operand, Not):
+            operand = operand.register
+        if isinstance(operand, Memory):
+            operand = operand.address.base
+        if isinstance(operand, tuple):
+            parts = [self.of(o) for o in operand]
+            return DEFINED if DEFINED in parts else self.let(f"U.all_of({', '.join(parts)})")
+        if not isinstance(operand, Register) or operand.index not in self.possible:
+            return DEFINED
+        if operand.index not in self.current:
+            name = self.fresh()
+            self.fetched[operand.index] = self.current[operand.index] = name
+        return self.current[operand.index]
+
+    def fresh(self):
+        self.count += 1
+        return f"u{self.count}"
+
+    def let(self, text):
+        name = self.fresh()
+        self.t.line(f"{name} = {text}")
+        return name
+
+    def merge(self, names):
+        """The shadow of what depends on several operands."""
+        names = sorted({n for n in names if n != DEFINED})
+        if len(names) < 2:
+            return names[0] if names else DEFINED
+        key = tuple(names)
+        if key not in self.merged:
+            if len(names) == 2:
+                a, b = names
+                self.merged[key] = self.let(f"{a} if {b} is None else {b} if {a} is None else U.either({a}, {b})")
+            else:
+                self.merged[key] = self.merge([self.merge(names[:-1]), names[-1]])
+        return self.merged[key]
+
+    # -- instructions --------------------------------------------------------------------------------
+    def begin(self, i):
+        """Check what the instruction uses; returns what `end` is to do."""
+        if i.guard is not None:
+            self.use(i.guard, i, "the predicate", mask="m")
+        handler = getattr(self, f"do_{i.opcode}", None)
+        found = handler(i, types_of(i)) if handler else None
+        if found is None:
+            shadow = self.merge([self.of(o) for o in i.operands[1:]])
+            found = [(register, shadow) for register in results(i)]
+        return found, self.t.guard
+
+    def end(self, after):
+        """Give the results of an instruction their shadows: (register, name or expression) pairs."""
+        found, guard = after
+        for register, text in found:
+            if register == SINK or register.index not in self.possible:
+                continue
+            if guard is not None:
+                old = self.of(register)
+                if text != DEFINED or old != DEFINED:
+                    text = self.let(f"U.chosen({guard}, {text}, {old})")
+            elif text != DEFINED and not text.isidentifier():
+                text = self.let(text)
+            self.current[register.index] = text
+
+    def use(self, operand, i, what, mask=None):
+        """Report the lanes that are undefined here."""
+        name = self.of(operand)
+        if name != DEFINED:
+            self.t.line(f"if {name} is not None: U.use(x, {mask or self.t.mask()}, {name}, {self.t.site(i)}, {what!r})")
+
+    def ending(self, i):
+        """Check what decides where a block goes on."""
+        if i is None:
+            return
+        if i.guard is not None:
+            self.use(i.guard, i, "the predicate", mask="m")
+        if i.opcode in ("bar", "barrier", "brx"):
+            for operand in i.operands[1 if results(i) else 0 :]:
+                self.use(operand, i, "an operand")
+        for register in results(i):
+            self.current[register.index] = DEFINED
+
+    def close(self):
+        """Lines for the begin and the end of the block."""
+        block = self.t.block
+        first = [f"{name} = S.get({index})" for index, name in self.fetched.items()]
+        written = block.writes & block.live_out
+        kept = {index: name for index, name in self.current.items() if written >> index & 1}
+        kept = {index: name for index, name in kept.items() if self.fetched.get(index) != name}
+        last = []
+        if kept:
+            pairs = ", ".join(f"({index}, {name})" for index, name in kept.items())
+            new = "".join(f" or {name} is not None" for name in sorted({*kept.values()} - {DEFINED}))
+            last = [f"if S{new}: U.keep(x, ({pairs},))"]
+        if first or last:
+            first = ["S = U.registers(x)", *first]
+        return ["U = x.checker.undefined", *first], last
+
+    # -- loads and stores ----------------------------------------------------------------------------
+    def place(self, i, memory, what="the address"):
+        """Name of the state space (None: read-only) and local of the address of an access."""
+        self.use(memory, i, what)
+        address, space = address_of(self.t, memory, space_of(self.t, i, memory))
+        return OBSERVED.get(space), address
+
+    def do_ld(self, i, types):
+        d, memory = i.operands
+        space, address = self.place(i, memory)
+        if space is None:
+            return [(r, DEFINED) for r in results(i)]
+        count, size = vector_of(i), self.t.width(types[0]) // 8
+        text = f"U.read(x, {self.t.mask()}, {space!r}, {address}, {size}, {count}, {self.t.site(i)})"
+        if count == 1:
+            return [(d, text)]
+        name = self.let(text)
+        return [(r, f"{name} and {name}[{n}]") for n, r in enumerate(d)]
+
+    do_ldu = do_ld
+
+    def do_st(self, i, types):
+        memory, value = i.operands
+        space, address = self.place(i, memory)
+        if space is None:
+            return []
+        values = value if vector_of(i) > 1 else (value,)
+        shadows = "".join(f"{self.of(v)}, " for v in values)
+        size = self.t.width(types[0]) // 8
+        self.t.line(f"U.write(x, {self.t.mask()}, {space!r}, {address}, {size}, ({shadows}), {self.t.site(i)})")
+        return []
+
+    def do_atom(self, i, types):
+        d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
+        space, address = self.place(i, memory)
+        for value in values:
+            self.use(value, i, "an operand")
+        size, exchange = self.t.width(types[0]) // 8, "exch" in i.modifiers
+        text = f"U.change(x, {self.t.mask()}, {space!r}, {address}, {size}, {exchange}, {self.t.site(i)})"
+        return [(d, self.let(text))]
+
+    do_red = do_atom
+
+    def do_ldmatrix(self, i, types):
+        d, memory = i.operands
+        registers = d if isinstance(d, tuple) else (d,)
+        self.use(memory, i, "the address")
+        address = shared_address(self.t, i, memory)
+        trans = "trans" in i.modifiers
+        name = self.let(f"U.read_matrix(x, {address}, {matrix_count(i)}, {trans}, {self.t.site(i)})")
+        return [(r, f"{name} and {name}[{n}]") for n, r in enumerate(registers)]
+
+    def do_stmatrix(self, i, types):
+        memory, values = i.operands
+        self.use(memory, i, "the address")
+        address = shared_address(self.t, i, memory)
+        values = values if isinstance(values, tuple) else (values,)
+        shadows = "".join(f"{self.of(v)}, " for v in values)
+        trans = "trans" in i.modifiers
+        self.t.line(f"U.write_matrix(x, {address}, ({shadows}), {trans}, {self.t.site(i)})")
+        return []
+
+    def do_cp(self, i, types):
+        if any(isinstance(o, Memory) for o in i.operands):
+            target, source, *rest = i.operands
+            self.use(target, i, "the address")
+            self.use(source, i, "the address")
+            for operand in rest:
+                self.use(operand, i, "the size")
+        return []
+
+    # -- what lanes tell each other ------------------------------------------------------------------
+    def do_shfl(self, i, types):
+        d, a, b, c, _ = i.operands
+        value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
+        which = self.merge([self.of(b), self.of(c)])
+        shadow = self.of(a)
+        if shadow != DEFINED:
+            mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+            operands = f"{self.t.use(b, 'u32')}, {self.t.use(c, 'u32')}"
+            shadow = self.let(f"None if {shadow} is None else U.shuffled(x, {shadow}, {mode!r}, {operands})")
+        return [(value, self.merge([shadow, which])), (predicate, which)]
+
+    def across(self, i, types):
+        """A result that depends on all lanes of the warp."""
+        shadow = self.merge([self.of(o) for o in i.operands[1:]])
+        if shadow != DEFINED:
+            shadow = self.let(f"U.of_warps(x, {self.t.mask()}, {shadow})")
+        return [(register, shadow) for register in results(i)]
+
+    do_match = do_redux = do_movmatrix = across
+
+    def do_vote(self, i, types):
+        d, a, _ = i.operands
+        mode = next(m for m in i.modifiers if m in ("all", "any", "uni", "ballot"))
+        if mode not in ("all", "any") or self.of(a) == DEFINED:
+            return self.across(i, types)
+        decided = self.t.use(a, "pred") if mode == "any" else self.t.let(f"logical_not({self.t.use(a, 'pred')})", "?")
+        shadow = self.let(f"U.of_warps(x, {self.t.mask()}, {self.of(a)}, {decided})")
+        return [(d, shadow)]
+
+    def do_mma(self, i, types):
+        d, a, b, c = ((o if isinstance(o, tuple) else (o,)) for o in i.operands)
+        groups = [[self.of(r) for r in group] for group in (a, b, c)]
+        names = sorted({n for group in groups for n in group} - {DEFINED})
+        if not names:
+            return [(r, DEFINED) for r in d]
+        given = ", ".join(f"({', '.join(group)},)" for group in groups)
+        defined = " and ".join(f"{n} is None" for n in names)
+        name = self.let(f"None if {defined} else U.mma(x, {given})")
+        return [(r, f"{name} and {name}[{n}]") for n, r in enumerate(d)]
+
+    # -- what may make undefined values harmless -----------------------------------------------------
+    def do_selp(self, i, types):
+        d, a, b, p = i.operands
+        chosen = DEFINED
+        if {self.of(a), self.of(b)} != {DEFINED}:
+            chosen = self.let(f"U.chosen({self.t.use(p, 'pred')}, {self.of(a)}, {self.of(b)})")
+        return [(d, self.merge([chosen, self.of(p)]))]
+
+    def do_and(self, i, types):
+        """false and anything is false, true or anything is true."""
+        d, a, b = i.operands
+        if types != ["pred"] or {self.of(a), self.of(b)} == {DEFINED}:
+            return None
+        values = [self.t.use(o, "pred") for o in (a, b)]
+        if i.opcode == "and":
+            values = [self.t.let(f"logical_not({v})", "?") for v in values]
+        return [(d, f"U.undecided({self.of(a)}, {values[0]}, {self.of(b)}, {values[1]})")]
+
+    do_or = do_and
+
+    def do_setp(self, i, types):
+        _, a, b, *c = i.operands
+        shadow = self.merge([self.of(a), self.of(b)])
+        combine = next((m for m in i.modifiers if m in ("and", "or")), None)
+        if c and combine and shadow != DEFINED:
+            value = self.t.use(c[0], "pred")
+            if combine == "and":
+                value = self.t.let(f"logical_not({value})", "?")
+            shadow = self.let(f"U.undecided({shadow}, False, {self.of(c[0])}, {value})")
+        elif c:
+            shadow = self.merge([shadow, self.of(c[0])])
+        return [(r, shadow) for r in results(i)]
+
+    def do_mov(self, i, types):
+        """Vectors are taken apart as a whole; a whole is undefined if all of its parts are."""
+        return [(r, self.of(i.operands[1])) for r in results(i)]
+
+    def do_cvt(self, i, types):
+        d, *values = i.operands
+        return [(d, self.of(tuple(values) if len(values) > 1 else values[0]))]
+
+    def do_lop3(self, i, types):
+        d, *abc, _ = i.operands
+        return [(d, self.merge([self.of(o) for o in abc if not isinstance(o, Literal)]))]

@@ -1,0 +1,292 @@
+"""Uninitialised reads: values that nobody has written, followed until something depends on them.
+
+A shadow byte stands for each byte of shared and local memory, and of those arrays of `ptxsim.empty` that a launch
+touches: 1 while it has not been written. A register is undefined if every byte that it holds is. Undefined values may
+be copied, computed with and selected away, as padding and tails are; using one as an address, a predicate, an operand
+of an atomic or a result in global memory is a finding. Shadows of registers are None or arrays of origins: numbers of
+the place where the undefined value came from, 0 for lanes that are defined.
+"""
+
+import numpy as np
+
+from ..flow import bits
+from ..group import WARP
+from ..memory import views_of
+from ..observer import Observer
+from ..tensor_core import transposed
+from ..warp import shuffle_source
+from .fresh import unwritten_bytes
+
+_UNWRITTEN = {size: int.from_bytes(bytes([1] * size), "little") for size in (1, 2, 4, 8)}
+_NONE = np.uint16(0)
+
+
+class Undefined(Observer):
+    """Shadows of the memory and the registers of a launch."""
+
+    def __init__(self, checker):
+        self.checker = checker
+        checker.undefined = self
+        self.origins = [None]  # number -> (kind of memory, instruction that read it, what it is)
+        self.numbers = {}
+        self.tracked = {}  # id of a view of memory -> its shadow
+        for segment in checker.launch.global_.segments:
+            unwritten = unwritten_bytes(segment)
+            if unwritten is not None:
+                self.tracked |= _shadows(segment.views, unwritten)
+
+    def begin(self, chunk):
+        self.chunk, self.completed = chunk, 0
+        self.quiet = set() if self.tracked else {"global"}  # spaces without any unwritten byte
+        self.shadows = dict(self.tracked)
+        self.own = {}  # id of a view of shared or local memory -> name of the space
+        for space in (chunk.shared, chunk.local):
+            if space.size:
+                self.shadows |= _shadows(space.views, np.ones(space.views[1].size, np.uint8))
+                self.own |= dict.fromkeys(map(id, space.views.values()), space.name)
+            else:
+                self.quiet.add(space.name)
+        self.see_generic()
+        self.kept = {}
+        program = chunk.launch.program
+        for index in bits(program.blocks[0].live_in):
+            name = program.function.registers[index].name
+            number = self.number(("register", index), None, f"register {name}, which was given no value")
+            self.kept[index] = np.full(1, number, np.uint16)
+
+    def barrier(self, lanes, chunk, ending):
+        """At the first, second, fourth, ... barrier see whether all of shared memory has been written."""
+        self.completed += 1
+        if self.completed & (self.completed - 1) == 0 and "shared" not in self.quiet:
+            if not self.shadows[id(chunk.shared.views[8])].any():
+                self.quiet.add("shared")
+                self.see_generic()
+
+    def see_generic(self):
+        if self.quiet >= {"global", "shared", "local"}:
+            self.quiet.add("generic")
+
+    # -- origins and findings ------------------------------------------------------------------------
+    def number(self, key, ins, what):
+        """The number of an origin, which is the same for equal keys."""
+        if key not in self.numbers:
+            self.numbers[key] = len(self.origins)
+            self.origins.append((key[0], ins, what))
+        return self.numbers[key]
+
+    def memory_read(self, name, ins):
+        return self.number((f"{name} memory", ins), ins, f"{name} memory that nothing has written")
+
+    def use(self, x, m, shadow, ins, what):
+        """Something depends on the lanes whose shadow is not 0."""
+        bad = np.broadcast_to(shadow != 0 if m is None else (shadow != 0) & m, x.n)
+        if not bad.any():
+            return
+        lane = int(np.argmax(bad))
+        kind, read, origin = self.origins[int(np.broadcast_to(shadow, x.n)[lane])]
+        if read is not None and read.where != ins.where:
+            origin += f", read at {read.where}"
+        message = f"{x.thread(lane)}: {what} of {ins} depends on {origin}"
+        other = None if read is None else ins
+        self.checker.found(f"uninitialised {kind}", read or ins, message, other, int(np.count_nonzero(bad)))
+
+    # -- registers -----------------------------------------------------------------------------------
+    def registers(self, x):
+        """Shadows of the registers of a group, by index, without those that are None."""
+        if not self.kept or x.lanes is None:
+            return self.kept
+        return {index: u if u.size == 1 else u[x.lanes] for index, u in self.kept.items()}
+
+    def keep(self, x, pairs):
+        """At the end of a block, what other blocks need to know."""
+        whole = x.lanes is None and x.mask is None
+        for index, shadow in pairs:
+            old = self.kept.get(index)
+            if shadow is None and old is None:
+                continue
+            if whole:
+                new = shadow
+            else:
+                new = np.array(np.broadcast_to(_NONE if old is None else old, self.chunk.n))
+                new[x.positions()] = x.of_active(_NONE if shadow is None else shadow)
+            if new is None or not new.any():
+                self.kept.pop(index, None)
+            else:
+                self.kept[index] = new
+
+    def either(self, a, b):
+        return np.maximum(a, b)
+
+    def all_of(self, *shadows):
+        """What is put together from parts is undefined if all of them are."""
+        if any(u is None for u in shadows):
+            return None
+        return _or_none(np.where(np.logical_and.reduce(np.broadcast_arrays(*shadows)), shadows[0], _NONE))
+
+    def chosen(self, p, a, b):
+        """The shadow of `p ? a : b`."""
+        if a is None and b is None:
+            return None
+        return _or_none(np.where(p, _NONE if a is None else a, _NONE if b is None else b))
+
+    def undecided(self, a, a_decides, b, b_decides):
+        """The shadow of an and (or): one false (true) operand that is defined decides it."""
+        if a is None and b is None:
+            return None
+        a_decides = a_decides if a is None else (a == 0) & a_decides
+        b_decides = b_decides if b is None else (b == 0) & b_decides
+        known = a if b is None else b if a is None else np.maximum(a, b)
+        return _or_none(np.where(a_decides | b_decides, _NONE, known))
+
+    # -- memory --------------------------------------------------------------------------------------
+    def read(self, x, m, space, address, size, count, ins):
+        """The shadow of a loaded value; of a vector, a tuple of those of its elements, or None."""
+        if space in self.quiet:
+            return None
+        origin = None
+        for place in self.checker.locate(x, m, space, address, size * count, False, ins):
+            shadow = self.shadows.get(id(place.view))
+            if shadow is None:
+                continue
+            columns = place.size // size
+            unwritten = shadow.take(place.index).view(f"u{size}").reshape(-1, columns) == _UNWRITTEN[size]
+            if unwritten.any():
+                if origin is None:
+                    origin = np.zeros((x.n, count), np.uint16)
+                first = place.offset // size
+                number = np.uint16(self.memory_read(self.own.get(id(place.view), "global"), ins))
+                lanes = slice(None) if place.sel is None else place.sel
+                origin[lanes, first : first + columns] = np.where(unwritten, number, _NONE)
+        if origin is None:
+            return None
+        columns = tuple(_or_none(np.ascontiguousarray(column)) for column in origin.T)
+        return columns[0] if count == 1 else columns
+
+    def write(self, x, m, space, address, size, shadows, ins):
+        """Undefined values make the bytes of shared and local memory unwritten again; globally they are used."""
+        defined = all(u is None for u in shadows)
+        if defined and space in self.quiet:
+            return
+        for place in self.checker.locate(x, m, space, address, size * len(shadows), True, ins):
+            shadow = self.shadows.get(id(place.view))
+            among = shadows[place.offset // size :][: place.size // size]
+            if not defined and id(place.view) in self.own:
+                values = _bytes_of(x, among, size).view(shadow.dtype).reshape(-1)
+                values = values if place.sel is None else values[place.sel]
+                shadow[place.index] = values[-1:] if place.index.size == 1 else values
+                self.quiet -= {self.own[id(place.view)], "generic"}
+                continue
+            if shadow is not None:
+                shadow[place.index] = 0
+            if not defined:
+                here = np.zeros(x.n, bool)
+                here[slice(None) if place.sel is None else place.sel] = True
+                for u in among:
+                    if u is not None:
+                        self.use(x, here, u, ins, "the value")
+
+    def change(self, x, m, space, address, size, exchange, ins):
+        """An atomic: exch only writes, the other operations depend on what was there."""
+        if space in self.quiet:
+            return None
+        m = x.mask if m is None else m
+        before = self.read(x, m, space, address, size, 1, ins)
+        self.write(x, m, space, address, size, (None,), ins)
+        if before is None or exchange:
+            return before
+        self.use(x, m, before, ins, "the old value")
+        return None
+
+    def read_matrix(self, x, address, count, trans, ins):
+        """Shadows of the registers of ldmatrix."""
+        if "shared" in self.quiet:
+            return None
+        (place,) = self.checker.locate_rows(x, address, count, False, ins)
+        index = np.broadcast_to(place.index, place.lanes.shape)
+        words = _rows(self.shadows[id(place.view)].take(index).view(np.uint32), count)
+        words = (transposed(words) if trans else words).reshape(count, -1)
+        unwritten = words == _UNWRITTEN[4]
+        if not unwritten.any():
+            return None
+        number = np.uint16(self.memory_read("shared", ins))
+        return tuple(_or_none(np.where(row, number, _NONE)) for row in unwritten)
+
+    def write_matrix(self, x, address, shadows, trans, ins):
+        defined = all(u is None for u in shadows)
+        if defined and "shared" in self.quiet:
+            return
+        count = len(shadows)
+        (place,) = self.checker.locate_rows(x, address, count, True, ins)
+        words = _bytes_of(x, shadows, 4).T.reshape(count, -1, WARP)
+        words = (transposed(words) if trans else words).reshape(count, -1, 8, 4).swapaxes(0, 1)
+        self.shadows[id(place.view)][place.index] = np.ascontiguousarray(words).view(place.view.dtype).reshape(-1)
+        if not defined:
+            self.quiet -= {"shared", "generic"}
+
+    def copied(self, view, to, source, at):
+        """A cp.async has happened; unwritten bytes stay so."""
+        from_ = None if source is None else self.shadows.get(id(source))
+        if from_ is not None:
+            self.shadows[id(view)][to] = from_[at]
+            self.quiet -= {"shared", "generic"}
+        elif "shared" not in self.quiet:
+            self.shadows[id(view)][to] = 0
+
+    # -- across a warp -------------------------------------------------------------------------------
+    def shuffled(self, x, shadow, mode, b, c):
+        if shadow is None or shadow.size == 1:
+            return shadow
+        return _or_none(shadow.take(shuffle_source(x, mode, b, c)[0]))
+
+    def of_warps(self, x, m, shadow, decided=None):
+        """What depends on all active lanes of a warp, unless one that is defined has decided it."""
+        if shadow is None:
+            return None
+        shadow = np.broadcast_to(shadow, x.n)
+        active = np.broadcast_to(True if m is None else m, x.n)
+        together = np.where(active, shadow, _NONE).reshape(-1, WARP).max(1)
+        if decided is not None:
+            together[(decided & active & (shadow == 0)).reshape(-1, WARP).any(1)] = 0
+        return _or_none(np.repeat(together, WARP))
+
+    def mma(self, x, a, b, c):
+        """A row of the result depends on that row of A, a column on that column of B."""
+        rows = [_tiles(x, a[n::2]).max(2, keepdims=True) for n in (0, 1)]
+        columns = _tiles(x, b).max(2).reshape(-1, 1, 4, 2)
+        results = []
+        for n, addend in enumerate(c):
+            tile = np.maximum(_tiles(x, (addend,)), np.maximum(rows[n // 2], columns[..., n % 2]))
+            results.append(_or_none(tile.reshape(-1)))
+        return tuple(results)
+
+
+def _or_none(shadow):
+    return shadow if shadow.any() else None
+
+
+def _shadows(views, unwritten):
+    """Views of shadow bytes by the identity of the views that they stand for."""
+    return {id(views[size]): view for size, view in views_of(unwritten).items()}
+
+
+def _rows(words, count):
+    """Words of rows in the order of lanes, 8 * count for each warp, as (count, warps, 8 * 4)."""
+    return np.ascontiguousarray(words.reshape(-1, count, 8 * 4).swapaxes(0, 1))
+
+
+def _bytes_of(x, shadows, size):
+    """(lanes, values) shadow bytes, as unsigned integers of the values' size."""
+    values = np.zeros((x.n, len(shadows)), f"u{size}")
+    for n, u in enumerate(shadows):
+        if u is not None:
+            values[:, n] = np.where(u != 0, values.dtype.type(_UNWRITTEN[size]), values.dtype.type(0))
+    return values
+
+
+def _tiles(x, shadows):
+    """(warps, 8, 4) shadow of fragment registers together."""
+    together = np.zeros(x.n, np.uint16)
+    for u in shadows:
+        if u is not None:
+            together = np.maximum(together, u)
+    return together.reshape(-1, 8, 4)
