@@ -7,7 +7,7 @@ import numpy as np
 from .flow import basic_blocks, bits, results, sources
 from .inline import inline_calls
 from .isa import check_support, types_of
-from .sanitizer.shadow import may_be_undefined
+from .shadow import may_be_undefined
 from .syntax import Address, Memory, Special, Variable
 from .translate import BlockTranslator, Constants
 

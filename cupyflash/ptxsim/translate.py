@@ -15,7 +15,7 @@ from .lower_float import FLOAT
 from .lower_integer import INTEGER
 from .lower_memory import MEMORY
 from .lower_warp import WARP
-from .sanitizer.shadow import Shadow
+from .shadow import Shadow
 from .syntax import SINK, Address, Literal, Not, Register, Special, Variable
 
 # How a register of a PTX type is kept.
@@ -76,11 +76,7 @@ class BlockTranslator:
         self.used_once = _single_uses(block)
         self.mma = tensor_core.MmaBatch(self)
         self.guard = None
-<<<<<<< HEAD
-=======
-        self.carry = "None"  # local of the carry flag
         self.shadow = Shadow(self) if program.sanitized else None
->>>>>>> e66cf64 (Sanitizer: uninitialised reads of shared, local and global memory and of registers, followed to their use)
 
     # -- names -------------------------------------------------------------------------------------
     def fresh(self, kind):

@@ -1,15 +1,15 @@
 """Which registers hold no defined value: what translated code of a sanitized program says about that.
 
 Every register that can be undefined at all has a second local in translated code, its shadow: None while all lanes
-are defined, else an array over lanes of origin numbers (undefined.py), 0 for defined lanes. Undefined values may be
-moved, computed with and selected away; it is their use that is a fault.
+are defined, else an array over lanes of origin numbers (sanitizer/undefined.py), 0 for defined lanes. Undefined values
+may be moved, computed with and selected away; it is their use that is a fault.
 """
 
-from ..flow import results, sources
-from ..isa import types_of
-from ..lower_memory import OBSERVED, address_of, space_of, vector_of
-from ..lower_warp import matrix_count, shared_address
-from ..syntax import SINK, Literal, Memory, Not, Pair, Register
+from .flow import results, sources
+from .isa import types_of
+from .lower_memory import OBSERVED, address_of, space_of, vector_of
+from .lower_warp import matrix_count, shared_address
+from .syntax import SINK, Literal, Memory, Not, Pair, Register
 
 DEFINED = "None"
 _READS_MEMORY = ("ld", "ldu", "atom", "ldmatrix")
