@@ -13,7 +13,7 @@ from .binding import load_nvrtc
 from .errors import CompileError
 from .settings import current
 
-_SOURCE_NAME = "kernel.cu"
+SOURCE_NAME = "kernel.cu"
 _FORMAT = "1"  # of a cache entry
 _PACKAGES = (  # that may hold NVRTC, its binding and its headers
     "nvidia-cuda-nvrtc",
@@ -106,7 +106,7 @@ def _run_nvrtc(code, arguments, names, text_of):
     nvrtc = load_nvrtc()
     if "#include" in code:
         arguments = (*arguments, *(f"-I{directory}" for directory in _include_directories()))
-    program = nvrtc.createProgram(code, _SOURCE_NAME, (), ())
+    program = nvrtc.createProgram(code, SOURCE_NAME, (), ())
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)

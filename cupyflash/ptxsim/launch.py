@@ -22,7 +22,7 @@ class Launch:
         self.settings = current()
         self.shared_bytes = shared_bytes
         self.profile, self.report = profile, report
-        self.counters = None if profile is None else Counters()
+        self.counters = None if profile is None else Counters(self)
         self.threads = block[0] * block[1] * block[2]
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)
@@ -50,7 +50,7 @@ class Launch:
             if self.settings.progress is not None:
                 self.settings.progress(first + count, self.blocks)
         if self.profile is not None:
-            self.profile.add(self.program.name, self.counters)
+            self.profile.add(self)
 
     def initial_registers(self, chunk):
         """Undefined contents are all ones; special registers follow the ordinary ones."""

@@ -103,15 +103,15 @@ class RawModule:
         with self._lock:
             if arch not in self._loaded:
                 ptx, lowered = compile_module(self.code, self.options, arch, self.name_expressions)
-                self._loaded[arch] = LoadedModule(parse.parse(ptx), lowered, arch)
+                self._loaded[arch] = LoadedModule(self, parse.parse(ptx), lowered, arch)
             return self._loaded[arch]
 
 
 class LoadedModule:
     """A parsed module with its module-scope variables in memory."""
 
-    def __init__(self, parsed, lowered, arch):
-        self.parsed, self.lowered, self.arch = parsed, lowered, arch
+    def __init__(self, raw, parsed, lowered, arch):
+        self.raw, self.parsed, self.lowered, self.arch = raw, parsed, lowered, arch
         self.memory, self.addresses = {}, {}
         for variable in parsed.variables.values():
             if variable.space == "global":

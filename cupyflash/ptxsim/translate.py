@@ -295,7 +295,6 @@ class BlockTranslator:
         self.guard = None
         if instruction.guard is not None:
             self.guard = self.use(instruction.guard, "pred")
-            self.tell(f"guarded(x, both(m, {self.guard}), {self.site(instruction)})")
         types = types_of(instruction)
         floating = instruction.opcode in FLOAT and types and types[-1] in _FLOATING
         lower = (FLOAT if floating else LOWERING)[instruction.opcode]
@@ -305,6 +304,8 @@ class BlockTranslator:
             after = self.shadow.begin(instruction)
             lower(self, instruction, types)
             self.shadow.end(after)
+        if self.guard is not None:
+            self.tell(f"guarded(x, both(m, {self.guard}), {self.site(instruction)})")
         self.guard = None
 
     def ending(self):

@@ -1,0 +1,53 @@
+"""Profiles as text for a terminal."""
+
+_WIDTH = 120
+_COLUMNS = (  # of the table of lines: heading, counter
+    ("instr", "warp_instructions"),
+    ("lanes", "active_lane_efficiency"),
+    ("branches", "branch_efficiency"),
+    ("gld sect", "global_load_sectors"),
+    ("gld eff", "global_load_efficiency"),
+    ("gst sect", "global_store_sectors"),
+    ("gst eff", "global_store_efficiency"),
+    ("wavefr", "shared_wavefronts"),
+    ("sh eff", "shared_efficiency"),
+)
+
+
+def kernel_table(kernel):
+    """All counters of a kernel, one a line; efficiencies that measure nothing are left out."""
+    rows = [("launches", kernel.launches), ("warp instructions", kernel.warp_instructions)]
+    rows += _largest_first(kernel.instructions)
+    for name, value in kernel.counters().items():
+        if name == "flops":
+            rows += [("scalar flops", sum(value.values())), *_largest_first(value)]
+        elif name not in ("instructions", "opcodes", "warp_instructions") and value is not None:
+            rows.append((name.replace("_", " "), value))
+    rows.append(("block load sectors", kernel.block_load_sectors))
+    return "\n".join([kernel.name, *(f"  {label:<28}{_number(value):>20}" for label, value in rows)])
+
+
+def line_table(kernel, count, by):
+    """The `count` lines of a kernel that have most of a counter."""
+    lines = kernel.hottest(count, by)
+    cells = [[heading for heading, _ in _COLUMNS]]
+    cells += [[_number(getattr(line, counter)) for _, counter in _COLUMNS] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    places = ["line", *(f"{line.file}:{line.line}" for line in lines)]
+    texts = ["", *(line.text.strip() for line in lines)]
+    first = max(map(len, places))
+    rows = []
+    for place, row, text in zip(places, cells, texts, strict=True):
+        numbers = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        rows.append(f"  {place:<{first}}  {numbers}  {text}"[:_WIDTH].rstrip())
+    return "\n".join([f"{kernel.name}, lines with most {by.replace('_', ' ')}", *rows])
+
+
+def _largest_first(counts):
+    return [(f"  {name}", count) for name, count in sorted(counts.items(), key=lambda item: -item[1])]
+
+
+def _number(value):
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}%" if isinstance(value, float) else f"{value:,}"
