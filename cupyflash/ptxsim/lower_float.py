@@ -89,11 +89,15 @@ def fma(t, i, types):
         a, b, c = _half_inputs(t, i, operands, type_)
         _half_result(t, i, f"fma_f16({a}, {b}, {c})", type_)
         return
-    a, b, c = _inputs(t, i, operands, type_)
-    if type_ == "f64":
-        _result(t, i, f"fma_f64({a}, {b}, {c})", type_) if _rounding(i) == "rn" else _exact(t, i, _rounding(i))
+    rounding = _rounding(i)
+    if type_ == "f64" and rounding != "rn":
+        _exact(t, i, rounding)
+    elif rounding == "rn" and t.guard is None and "sat" not in i.modifiers:
+        t.fma.add(i, type_, "ftz" in i.modifiers)
     else:
-        _result(t, i, f"fma_f32({a}, {b}, {c}, {_rounding(i)!r})", type_)
+        a, b, c = _inputs(t, i, operands, type_)
+        text = f"fma_f64({a}, {b}, {c})" if type_ == "f64" else f"fma_f32({a}, {b}, {c}, {rounding!r})"
+        _result(t, i, text, type_)
 
 
 def div(t, i, types):

@@ -6,8 +6,6 @@ them exactly, and encoded again after the operation.
 
 import numpy as np
 
-from .exact import exact_f64
-
 F32_NORMAL = np.float32(2.0**-126)
 F64_NORMAL = np.float64(2.0**-1022)
 NAN_F32 = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
@@ -120,10 +118,11 @@ def packed(bits):
 # -- modifiers -----------------------------------------------------------------------------------------
 def flush(x):
     """Subnormal float32 to zero of the same sign, any NaN to the canonical one."""
-    ordinary = np.abs(x) >= F32_NORMAL
-    if ordinary.all():
+    size = np.abs(x)
+    if size.min() >= F32_NORMAL:  # no NaN, either
         return x
-    return canonical(np.where(ordinary, x, np.where(np.isnan(x), x, np.copysign(np.float32(0), x))))
+    subnormal = (size < F32_NORMAL) & (size > 0)
+    return canonical(np.where(subnormal, np.copysign(np.float32(0), x), x) if subnormal.any() else x)
 
 
 def flush_f16(x):
@@ -160,10 +159,10 @@ def odd_sum(a, b):
 
 
 def add_f32_directed(a, b, rounding):
-    return _round_sum(a.astype(np.float64), b.astype(np.float64), rounding)
+    return round_sum(a.astype(np.float64), b.astype(np.float64), rounding)
 
 
-def _round_sum(a, b, rounding):
+def round_sum(a, b, rounding):
     """a + b of float64, rounded once to float32, in any mode."""
     s = odd_sum(a, b)
     if rounding == "rm":  # an exact zero sum is -0 when rounding down, unless both are +0
@@ -175,73 +174,23 @@ def mul_f32_directed(a, b, rounding):
     return to_f32(np.multiply(a, b, dtype=np.float64), rounding)
 
 
-def fma_f32(a, b, c, rounding="rn"):
-    """a * b + c rounded once. The product is exact in float64; the sum is too precise to be rounded
-    wrongly by the second rounding unless it seems to lie halfway, or below the normal range."""
-    product = np.multiply(a, b, dtype=np.float64)
-    s = product + c
-    if rounding != "rn":
-        return _round_sum(product, c.astype(np.float64), rounding)
-    doubtful = (s.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    doubtful |= np.abs(s) < F32_NORMAL
-    if doubtful.any():
-        s = np.where(doubtful, odd_sum(product, np.broadcast_to(c.astype(np.float64), s.shape)), s)
-    return s.astype(np.float32)
-
-
-def fma_f64(a, b, c):
-    """a * b + c rounded once, by error-free transforms; lanes near the ends of the range exactly."""
-    a, b, c = np.broadcast_arrays(a, b, c)
-    high, low = _two_product(a, b)
-    t, t_low = two_sum(c, low)
-    v, v_low = two_sum(high, t)
-    result = v + odd_sum(t_low, v_low)
-    size = np.abs(high)
-    safe = (size > 1e-250) & (size < 1e290) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290) & (np.abs(c) < 1e290)
-    if not safe.all():
-        # A product that is 0 leaves the sum exact, and a NaN or an infinity is what plain arithmetic makes of it.
-        finite = np.isfinite(a) & np.isfinite(b)
-        plain = (a == 0) | (b == 0) | ~finite | ~np.isfinite(c)
-        result = np.where(plain & ~safe, np.where(finite & ~np.isfinite(c), c, a * b + c), result)
-        unsafe = np.flatnonzero(~safe & ~plain)
-        result[unsafe] = _fma_f64_scaled(a[unsafe], b[unsafe], c[unsafe])
-    return result
-
-
-def _fma_f64_scaled(a, b, c):
-    """The same for factors and sums of any size: on significands, and scaled back with one rounding."""
-    (a_part, a_exponent), (b_part, b_exponent) = np.frexp(a), np.frexp(b)
-    exponent = a_exponent + b_exponent
-    c_part = np.ldexp(c, -exponent)
-    negligible = (c != 0) & (np.abs(c_part) < 1e-200)  # but for the direction in which it points
-    c_part = np.where(negligible, np.copysign(1e-200, c), c_part)
-    high, low = _two_product(a_part, b_part)
-    t, t_low = two_sum(c_part, low)
-    v, v_low = two_sum(high, t)
-    rest = odd_sum(t_low, v_low)
-    size = np.abs(np.ldexp(v, exponent))
-    # A subnormal of at most 51 bits is rounded right from 53 that were rounded to odd.
-    result = np.ldexp(np.where(size < 2.0**-1023, odd_sum(v, rest), v + rest), exponent)
-    result = np.where(np.abs(c_part) > 1e200, c, result)  # the product is negligible
-    doubtful = np.flatnonzero((size > 2.0**-1024) & (size < 2.0**-1021))
-    result[doubtful] = exact_f64("fma", "rn", a[doubtful], b[doubtful], c[doubtful])
-    return result
-
-
 def two_sum(a, b):
+    """a + b rounded, and what that leaves out."""
     s = a + b
     part = s - a
     return s, (a - (s - part)) + (b - part)
 
 
-def _two_product(a, b):
+def two_product(a, b):
+    """a * b rounded, and what that leaves out."""
     p = a * b
-    a_high, b_high = _upper_half(a), _upper_half(b)
+    a_high, b_high = upper_half(a), upper_half(b)
     a_low, b_low = a - a_high, b - b_high
     return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _upper_half(x):
+def upper_half(x):
+    """The upper 26 bits; x without them has 26 as well."""
     scaled = x * 134217729.0
     return scaled - (scaled - x)
 

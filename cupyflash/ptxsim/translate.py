@@ -8,7 +8,7 @@ first of their results is needed.
 
 import numpy as np
 
-from . import exact, group, integer, memory, numerics, printf, tensor_core, warp
+from . import exact, fma, group, integer, memory, numerics, printf, tensor_core, warp
 from .flow import bits, results, sources
 from .isa import types_of
 from .lower_float import FLOAT
@@ -31,7 +31,7 @@ LOWERING = {**FLOAT, **INTEGER, **MEMORY, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 
 # What translated code may name: every public function and constant of these modules, and NumPy's ufuncs as np_*.
-_RUNTIME = (exact, integer, numerics, memory, group, printf, tensor_core, warp)
+_RUNTIME = (exact, integer, numerics, fma, memory, group, printf, tensor_core, warp)
 NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not}
 NAMESPACE |= {f"np_{name}": value for name, value in vars(np).items() if isinstance(value, np.ufunc)}
 NAMESPACE |= {name: value for module in _RUNTIME for name, value in vars(module).items() if not name.startswith("_")}
@@ -75,6 +75,7 @@ class BlockTranslator:
         self.flushed = set()  # local names that hold no subnormal
         self.used_once = _single_uses(block)
         self.mma = tensor_core.MmaBatch(self)
+        self.fma = fma.FmaBatch(self)
         self.guard = None
         self.shadow = Shadow(self) if program.sanitized else None
 
@@ -118,6 +119,8 @@ class BlockTranslator:
                 self.flushed.add(name)
         elif name in self.mma.results:
             self.mma.emit()
+        elif name in self.fma.pending:
+            self.fma.emit()
         return name
 
     # -- operands ------------------------------------------------------------------------------------
@@ -278,6 +281,7 @@ class BlockTranslator:
             self.shadow.ending(self.block.ending)
         result = self.ending()
         self.mma.emit()
+        self.fma.emit()
         for index in bits(self.block.writes & self.block.live_out):
             if index in self.current:
                 value = self.cast(self.current[index], KEPT[self.program.function.registers[index].type])
