@@ -159,7 +159,7 @@ class _Parser:
             return
         self.expect("{")
         self.module.functions[function.name] = function
-        self.source = None
+        self.source, self.calls, self.calls_at = None, (), {}
         self.branches = []
         self.body()
         for instruction, scopes in self.branches:
@@ -230,6 +230,23 @@ class _Parser:
         self.expect(";")
         return variables
 
+    def location(self, words):
+        """.loc file line column [, function_name label, inlined_at file line column]
+
+        An inlined_at names the place of an earlier .loc, which may itself have one: the latest of that place counts.
+        """
+        place = self.place(*words[:2])
+        if place[1]:
+            calls = ()
+            if "inlined_at" in words:
+                outer = tuple(words[words.index("inlined_at") + 1 :][:3])
+                calls = ("{}:{}".format(*self.place(*outer[:2])), *self.calls_at.get(outer, ()))
+            self.source, self.calls = place, calls
+            self.calls_at[tuple(words[:3])] = calls
+
+    def place(self, file, line):
+        return self.files.get(file, f"file {file}"), int(line)
+
     # -- function bodies ---------------------------------------------------------------------------
     def body(self):
         depth = len(self.scopes)
@@ -245,8 +262,7 @@ class _Parser:
             elif text == ".reg":
                 self.registers_()
             elif text == ".loc":
-                file, line = self.rest_of_line()[:2]
-                self.source = (self.files.get(file, f"file {file}"), int(line)) if int(line) else self.source
+                self.location(self.rest_of_line())
             elif text in (".shared", ".local", ".param", ".const", ".global"):
                 for variable in self.variables_(text[1:]):
                     self.scopes[-1][variable.name] = variable
@@ -309,7 +325,7 @@ class _Parser:
             operands[0] = Pair(operands[0], self.carry_flag())
         if opcode in ("addc", "subc", "madc"):
             operands.append(self.carry_flag())
-        instruction = Instruction(opcode, tuple(modifiers), tuple(operands), guard, line, self.source)
+        instruction = Instruction(opcode, tuple(modifiers), tuple(operands), guard, line, self.source, self.calls)
         if opcode == "bra":
             self.branches.append((instruction, tuple(self.scopes)))
         return instruction

@@ -96,6 +96,7 @@ class Instruction:
     guard: object  # Register, Not or None
     line: int  # in the PTX text
     source: tuple | None  # (file, line) in CUDA C++
+    calls: tuple = ()  # "file:line" of the calls that its function is inlined at, innermost first
 
     def __str__(self):
         return ".".join((self.opcode, *self.modifiers))

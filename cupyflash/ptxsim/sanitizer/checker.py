@@ -31,7 +31,8 @@ class Checker(Observer):
     def found(self, kind, ins, message, other=None, count=1):
         """Report a finding at an instruction; `other`: the instruction that it collides with."""
         name = self.launch.program.name
-        self.report.add(Finding(kind, name, ins.where, message, other and other.where, count))
+        there, other_calls = (other.where, other.calls) if other else (None, ())
+        self.report.add(Finding(kind, name, ins.where, message, there, count, ins.calls, other_calls))
 
     def stopped(self, error):
         """A fault has ended the launch: report it; raise it, if the report is to halt."""

@@ -17,11 +17,18 @@ class Finding:
     message: str  # what happened there first, with thread and block
     other: str | None = None  # file:line of the access it collides with
     count: int = 1
+    calls: tuple = ()  # file:line of the calls that the code at `where` is inlined at, innermost first
+    other_calls: tuple = ()
 
     def __str__(self):
         again = f" ({self.count} times)" if self.count > 1 else ""
-        other = f" and {self.other}" if self.other and self.other != self.where else ""
-        return f"{self.kind}: {self.message}; kernel {self.kernel}, {self.where}{other}{again}"
+        here, there = _place(self.where, self.calls), self.other and _place(self.other, self.other_calls)
+        other = f" and {there}" if there and there != here else ""
+        return f"{self.kind}: {self.message}; kernel {self.kernel}, {here}{other}{again}"
+
+
+def _place(where, calls):
+    return " called at ".join((where, *calls))
 
 
 class Halted(SimulationError):
@@ -47,7 +54,7 @@ class Report:
 
     def add(self, finding, error=None):
         """Count a finding; raise it, if the report is to halt at the first: as `error` if given."""
-        key = (finding.kind, finding.kernel, finding.where, finding.other)
+        key = dataclasses.replace(finding, message="", count=1)
         known = self._found.get(key)
         self._found[key] = finding if known is None else dataclasses.replace(known, count=known.count + finding.count)
         if self.halt:
