@@ -30,7 +30,8 @@ def to_f16(x, rounding="rn"):
     nearest = x.astype(np.float16)
     if rounding != "rn":
         nearest = _directed(nearest, x, rounding)
-    return np.where(np.isnan(x), np.uint16(0x7FFF), nearest.view(np.uint16))
+    nan = np.isnan(x)
+    return np.where(nan, np.uint16(0x7FFF), nearest.view(np.uint16)) if nan.any() else nearest.view(np.uint16)
 
 
 def to_bf16(x, rounding="rn"):

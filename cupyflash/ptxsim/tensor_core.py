@@ -12,11 +12,13 @@ import numpy as np
 
 from .memory import SHARED_WINDOW, WINDOW_SHIFT
 from .numerics import bf16_to_f32, canonical, f16_to_f32
+from .scratch import scratch
 from .tensor_models import multiply_add
 
 WARP = 32
 _SERIAL_SIZE = 1 << 18  # rows * columns * inner dimension
 _DECODE = {"f16": f16_to_f32, "bf16": bf16_to_f32}
+_F16_SCALE = 2.0**112  # of a float32 with the bits of a binary16 number: the difference of the exponents' biases
 
 
 def in_shared(address):
@@ -83,20 +85,19 @@ def mma(x, m, type_, a, b, c, ins):
     _require_whole_warps(x, m, ins)
     warps, rows, columns = x.warps, len(a), len(b)
     slices = sum(len(step) for step in b[0])  # of 8 along k
-    left = np.empty((warps, rows, 2, 8, slices, 4), np.uint32)
+    left = scratch("left bits", (warps, rows, 2, 8, slices, 4), np.uint32)
     for i, steps in enumerate(a):
         at = 0
         for registers in steps:
             for n, register in enumerate(registers):
                 left[:, i, n % 2, :, at + n // 2] = _fragment(x, register)
             at += len(registers) // 2
-    right = np.empty((warps, columns, 8, slices, 4), np.uint32)
+    right = scratch("right bits", (warps, columns, 8, slices, 4), np.uint32)
     for j, steps in enumerate(b):
         for at, register in enumerate(r for step in steps for r in step):
             right[:, j, :, at] = _fragment(x, register)
-    decode = _DECODE[type_]
-    left = decode(left.view(np.uint16)).astype(np.float64).reshape(warps, rows * 16, slices * 8)
-    right = decode(right.view(np.uint16)).astype(np.float64).reshape(warps, columns * 8, slices * 8)
+    left = _decoded("left", type_, left).reshape(warps, rows * 16, slices * 8)
+    right = _decoded("right", type_, right).reshape(warps, columns * 8, slices * 8)
     addends = [register for row in c for tile in row for register in tile]
     model = x.chunk.launch.settings.mma
     if model != "fp32":
@@ -120,11 +121,30 @@ def _by_register(tiles, rows, columns):
     return tiles.reshape(-1, rows, 2, 8, columns, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
 
 
+def _decoded(side, type_, words):
+    """Pairs of 16-bit numbers as float64."""
+    bits = words.view(np.uint16)
+    values = scratch(side, bits.shape, np.float64)
+    if type_ == "f16" and ((bits & np.uint16(0x7FFF)).max() < 0x7C00):  # neither infinite nor NaN
+        shifted = scratch("shifted", bits.shape, np.int32)
+        np.copyto(shifted, bits.view(np.int16))
+        shifted <<= 13
+        shifted &= -0x70002000  # without the copies of the sign below it
+        np.copyto(values, shifted.view(np.float32))
+        values *= _F16_SCALE
+    else:
+        np.copyto(values, _DECODE[type_](bits))
+    return values
+
+
 def _product(left, right):
     """A stack of matrix products, each small enough that OpenBLAS does not wake its threads for it."""
+    product = scratch("product", (left.shape[0], left.shape[1], right.shape[2]), np.float64)
     width = max(8, _SERIAL_SIZE // (left.shape[1] * left.shape[2]) // 8 * 8)
-    parts = [np.matmul(left, right[:, :, at : at + width]) for at in range(0, right.shape[2], width)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+    for at in range(0, right.shape[2], width):
+        part = slice(at, at + width)
+        np.matmul(left, right[:, :, part], out=product[:, :, part])
+    return product
 
 
 def _fragment(x, register):
