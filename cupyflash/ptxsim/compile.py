@@ -5,7 +5,10 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
+import threading
 import uuid
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -79,12 +82,12 @@ def _compiled(code, options, target, name_expressions, text_of):
     arguments = _with_cupy_options(options, target)
     if text_of is _log:
         arguments = (*arguments, "--ptxas-options=-v")
-    entry = None if _reads_files(code, options) else _cache_entry(code, arguments, names)
-    cached = entry and _read(entry)
+    key = None if _reads_files(code, options) else _cache_key(code, arguments, names)
+    cached = key and _CACHE.read(key)
     if cached is None:
         cached = _run_nvrtc(code, arguments, names, text_of)
-        if entry is not None:
-            _write(entry, cached)
+        if key:
+            _CACHE.write(key, cached)
     lowered, text = cached.split("\n", 1)
     return text, dict(zip(names, lowered.split("\t"), strict=False))
 
@@ -141,14 +144,9 @@ def _nvrtc_version():
     return " ".join(found)
 
 
-def _cache_entry(code, arguments, names):
-    try:
-        directory = cache_directory()
-    except RuntimeError:
-        return None
+def _cache_key(code, arguments, names):
     parts = (_FORMAT, _nvrtc_version(), *arguments, "", *names, "", code)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return directory / f"{digest}.ptx"
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest() + ".ptx"
 
 
 def cache_directory() -> Path:
@@ -165,27 +163,62 @@ def cache_directory() -> Path:
     return Path(base) / "cupyflash"
 
 
-def _read(entry):
-    try:
-        digest, text = entry.read_bytes().decode().split("\n", 1)
-    except (OSError, ValueError):
+class _Cache:
+    """Entries in the cache directory; where that cannot be written, in one that lasts as long as this process."""
+
+    def __init__(self):
+        self.temporary = None
+        self.lock = threading.Lock()
+
+    def read(self, key):
+        """The text of a sound entry, or None."""
+        for directory in self.directories():
+            try:
+                digest, text = (directory / key).read_bytes().decode().split("\n", 1)
+            except (OSError, ValueError):
+                continue
+            if digest == hashlib.sha256(text.encode()).hexdigest():
+                return text
         return None
-    return text if digest == hashlib.sha256(text.encode()).hexdigest() else None
+
+    def directories(self):
+        """Where an entry may be."""
+        found = [Path(self.temporary.name)] if self.temporary else []
+        try:
+            return [cache_directory(), *found]
+        except RuntimeError:
+            return found
+
+    def write(self, key, text):
+        try:
+            _write(cache_directory() / key, text)
+            return
+        except (OSError, RuntimeError) as error:
+            reason = error
+        try:
+            with self.lock:
+                if self.temporary is None:
+                    self.temporary = tempfile.TemporaryDirectory(prefix="cupyflash-", ignore_cleanup_errors=True)
+                    message = f"compiled kernels are kept until this process ends, in {self.temporary.name}, because"
+                    warnings.warn(f"{message} of {reason!r}; CUPYFLASH_CACHE_DIR chooses a directory", stacklevel=2)
+            _write(Path(self.temporary.name) / key, text)
+        except OSError:
+            pass
+
+
+_CACHE = _Cache()
 
 
 def _write(entry, text):
     content = (hashlib.sha256(text.encode()).hexdigest() + "\n" + text).encode()
     temporary = entry.with_suffix(f".{uuid.uuid4().hex}")
+    entry.parent.mkdir(parents=True, exist_ok=True)
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb", opener=_readable_by_all) as file:
-                file.write(content)
-            os.replace(temporary, entry)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError:
-        pass
+        with open(temporary, "xb", opener=_readable_by_all) as file:
+            file.write(content)
+        os.replace(temporary, entry)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _readable_by_all(path, flags):

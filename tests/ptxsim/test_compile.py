@@ -68,13 +68,68 @@ def test_a_shared_cache_is_readable(cache):
         assert newest.stat().st_mode & 0o777 == mode
 
 
-def test_a_write_that_fails_leaves_nothing(cache, monkeypatch):
+@pytest.fixture
+def fresh_cache(monkeypatch):
+    """No temporary directory yet, as in a new process."""
+    monkeypatch.setattr(compile, "_CACHE", compile._Cache())
+
+
+def test_a_write_that_fails_leaves_nothing(cache, fresh_cache, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert value(VALUE, "-DVALUE=5") == 5
-    assert list(cache.iterdir()) == []
+    with pytest.warns(UserWarning, match="No space left"):
+        assert value(VALUE, "-DVALUE=5") == 5
+    assert list(cache.iterdir()) == list(Path(compile._CACHE.temporary.name).iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_warns_once_and_is_replaced(cache, fresh_cache, monkeypatch):
+    cache.write_text("a file, where a directory should be")
+    with pytest.warns(UserWarning, match="CUPYFLASH_CACHE_DIR") as warned:
+        for number in (7, 8):
+            assert value(VALUE, f"-DVALUE={number}") == number
+    assert len(warned) == 1
+    assert len(list(Path(compile._CACHE.temporary.name).iterdir())) == 2
+    monkeypatch.setattr(compile, "_run_nvrtc", None)
+    assert value(VALUE, "-DVALUE=7") == 7
+
+
+def test_an_unwritable_cache_is_still_read(cache, fresh_cache, monkeypatch):
+    assert value(VALUE, "-DVALUE=9") == 9
+    monkeypatch.setattr(compile, "_run_nvrtc", None)
+    monkeypatch.setattr(compile, "_write", None)
+    assert value(VALUE, "-DVALUE=9") == 9
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b"", lambda b: b.replace(b"9", b"8"), lambda b: b"\xff" + b]
+)
+def test_a_damaged_entry_is_compiled_again(cache, damage):
+    value(VALUE, "-DVALUE=9")
+    (entry,) = cache.iterdir()
+    sound = entry.read_bytes()
+    entry.write_bytes(damage(sound))
+    assert value(VALUE, "-DVALUE=9") == 9
+    assert entry.read_bytes() == sound
+
+
+def test_processes_that_race_for_one_entry(cache):
+    """Each compiles or reads a whole entry, and one sound entry is left."""
+    program = f"""import numpy as np
+from cupyflash import ptxsim
+out = np.zeros(1, np.int32)
+input()
+ptxsim.RawModule(code={VALUE!r}, options=("-DVALUE=4",)).get_function("value")((1,), (1,), (out,))
+print(int(out[0]))"""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    racers = [subprocess.Popen([sys.executable, "-W", "error", "-c", program], **pipes) for _ in range(4)]
+    for racer in racers:  # all have begun; now they go
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    results = [racer.communicate(timeout=120) for racer in racers]
+    assert results == [("4\n", "")] * 4
+    assert [entry.suffix for entry in cache.iterdir()] == [".ptx"]
 
 
 @posix_only
@@ -95,27 +150,29 @@ def test_the_cache_directory_may_begin_with_a_tilde(tmp_path, monkeypatch):
     assert compile.cache_directory() == tmp_path / "kept"
 
 
-def test_without_a_home_there_is_no_cache(monkeypatch):
+def test_without_a_home_the_cache_is_temporary(fresh_cache, monkeypatch):
     def homeless(*_):
         raise RuntimeError("Could not determine home directory.")
 
     for name in ("CUPYFLASH_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    monkeypatch.setattr(compile, "_read", None)
-    monkeypatch.setattr(compile, "_write", None)
-    assert value(VALUE, "-DVALUE=6") == 6
+    with pytest.warns(UserWarning, match="home directory"):
+        assert value(VALUE, "-DVALUE=6") == 6
+    assert len(list(Path(compile._CACHE.temporary.name).iterdir())) == 1
 
 
 @posix_only
 def test_a_home_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    environment = {**os.environ, "HOME": str(tmp_path / "file")}
+    environment = {**os.environ, "HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     for name in ("CUPY_CACHE_DIR", "CUPYFLASH_CACHE_DIR", "XDG_CACHE_HOME"):
         environment.pop(name, None)
     program = "from cupyflash import ptxsim; ptxsim.compile_ptx('__global__ void f() {}')"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("UserWarning") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("cupyflash-")] == []
 
 
 def test_a_chosen_cache_of_cupy_is_kept(monkeypatch):
