@@ -76,6 +76,8 @@ class Group:
         else:
             lane = 0 if self.mask is None else int(np.argmax(self.mask))
         what = f"{'write' if write else 'read'} of {size} bytes in {space} memory at 0x{at:x}: {why}"
+        if "mapped" in why:
+            what += self.chunk.launch.near(at)
         thread = self.thread(lane)
         lanes = np.count_nonzero(bad) if bad.size > 1 else self.active if sel is None else sel.size
         kind = (

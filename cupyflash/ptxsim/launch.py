@@ -12,6 +12,7 @@ from .sanitizer import Checker
 from .settings import current
 
 _UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**64 - 1, "f4": np.nan, "f8": np.nan}
+_NEAR = 1 << 20  # bytes
 
 
 class Launch:
@@ -80,6 +81,19 @@ class Launch:
                 element = np.unravel_index((address - low) // array.itemsize, array.shape)
                 return f"{name}[{', '.join(map(str, element))}]"
         return f"global memory at 0x{address:x}"
+
+    def near(self, address):
+        """Which array an address outside all of them just misses, in words; empty if none."""
+        misses = []
+        for name, array in self.arrays.items():
+            low, high, _ = _extent(array)
+            misses.append((max(low - address, address - high), address >= low, name))
+        distance, behind, name = min(misses, default=(_NEAR, False, ""))
+        if distance >= _NEAR:
+            return ""
+        if distance < 0:
+            return f", across the end of {name}"
+        return f", {distance} bytes {'behind the end' if behind else 'before the start'} of {name}"
 
     def block_of(self, block):
         x, y, _ = self.grid

@@ -11,6 +11,11 @@ def line_of(source, mark):
     return line
 
 
+def line(source, mark):
+    """`kernel.cu:n`, the place that carries a comment."""
+    return f"kernel.cu:{line_of(source, mark)}"
+
+
 def findings(source, grid, block, *args, **options):
     """The findings of one launch."""
     with ptxsim.sanitize() as report:
@@ -27,3 +32,9 @@ def check(found, source, kind, mark="fault", other=None):
         assert finding.other.endswith(f":{line_of(source, other)}"), finding
     assert "thread (" in finding.message and "block (" in finding.message, finding
     return finding
+
+
+def assert_found(source, found, kind, here="here", other="other"):
+    """One of the findings is of this kind, at the lines with these marks."""
+    places = [(f.kind, f.where, f.other) for f in found]
+    assert (kind, line(source, here), other and line(source, other)) in places, "\n".join(map(str, found)) or "nothing"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..flow import results
+from ..flow import is_barrier, results
 from ..isa import types_of
 from ..syntax import Literal, Register
 from ..translate import SEEN
@@ -19,23 +19,43 @@ def kinds(program):
     guesses = _guesses(program)
     found = {}
     for block in program.blocks:
-        writes = any(ins.opcode in ("st", "atom", "red") for ins in block.code)
-        waits = block.index in block.targets and not writes
+        loop = _waiting_loop(program.blocks, block)
+        changing = {r.index for b in loop for ins in b.code for r in results(ins)}
         for ins in block.code:
-            if ins.opcode in ("cp", "ldmatrix", "stmatrix") or ins.opcode in _MEMORY:
-                found[ins] = ATOMIC if ins in guesses else _kind(ins, waits)
+            if ins in guesses:
+                found[ins] = ATOMIC
+            elif ins.opcode in ("cp", "ldmatrix", "stmatrix") or ins.opcode in _MEMORY:
+                found[ins] = _kind(ins, loop, changing)
     return found
 
 
-def _kind(ins, waits):
-    """`waits`: it stands in a loop that does nothing but wait."""
+def _kind(ins, loop, changing):
+    """`loop`: the blocks of a loop that stores nothing, `changing`: the registers that it writes."""
     if ins.opcode == "cp":
         return COPY
     if ins.opcode in ("atom", "red") or not _ATOMIC.isdisjoint(ins.modifiers):
         return ATOMIC
     if _VOLATILE.isdisjoint(ins.modifiers):
         return PLAIN
-    return ATOMIC if waits and ins.opcode == "ld" else VOLATILE
+    if ins.opcode == "ld" and loop:
+        base = ins.operands[1].address.base
+        if not (isinstance(base, Register) and base.index in changing):
+            return ATOMIC  # it does nothing but wait for one place to change
+    return VOLATILE
+
+
+def _waiting_loop(blocks, block, most=3):
+    """The blocks of a short loop from a block to itself in which nothing is stored, or none."""
+    paths = [[block]]
+    while paths:
+        path = paths.pop()
+        if any(ins.opcode in ("st", "atom", "red") for ins in path[-1].code) or is_barrier(path[-1].ending):
+            continue
+        if block.index in path[-1].targets:
+            return path
+        if len(path) < most:
+            paths += [[*path, blocks[target]] for target in path[-1].targets if target < len(blocks)]
+    return []
 
 
 def _guesses(program):

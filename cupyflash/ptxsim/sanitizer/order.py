@@ -35,8 +35,11 @@ class Order:
             return
         alive = (chunk.pc != chunk.exit).reshape(chunk.count, self.pitch).sum(1)
         here = np.bincount(lanes // self.pitch, minlength=chunk.count)
-        self.whole(np.flatnonzero((here > 0) & (here == alive)), now)
-        for block in np.flatnonzero((here > 0) & (here < alive)):
+        counted = np.zeros(chunk.n, bool)  # where threads that have exited are no part of it
+        counted[lanes] = (chunk.barriers.waiting[lanes] >= 0) & (chunk.barriers.count[lanes] % self.pitch > 0)
+        everybody = (here == alive) & ~counted.reshape(chunk.count, self.pitch).any(1)
+        self.whole(np.flatnonzero((here > 0) & everybody), now)
+        for block in np.flatnonzero((here > 0) & ~everybody):
             self.part(int(block), lanes[lanes // self.pitch == block], now)
 
     def whole(self, blocks, now):

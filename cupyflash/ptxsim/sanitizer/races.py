@@ -162,20 +162,25 @@ class Races(Observer):
             self.report("different values", access, tuple(w[differ] for w in at), old[differ])
             at, old = tuple(w[~compared] for w in at), old[~compared]
         self.report_races(access, at, old)
-        shared_by_lanes = shadow.put(access.rows(shadow.written), access.spread(), stamps)
-        if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
+        rows = access.rows(shadow.written)
+        if access.kind == ATOMIC:
+            rows[access.spread()] = stamps
+        elif shadow.put(rows, access.spread(), stamps) and values is not None:
+            if access.kind == PLAIN or shadow is self.shared:
+                self.compare_lanes(access, access.words(values))
+        if access.kind in (ATOMIC, VOLATILE):
             if not _RELEASE.isdisjoint(ins.modifiers):
                 self.order.fence(access.lanes, self.now)
             self.order.release(shadow, access.rows, access.index, access.lanes)
-        elif shared_by_lanes and values is not None:
-            self.compare_lanes(access, access.words(values))
 
     def unordered(self, access, table, written):
-        """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps."""
+        """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps. A plain look
+        at a flag that has done its work is ordered."""
         old = access.rows(table).take(access.index, axis=0)
         if old.max() <= access.limit:
             return (_NONE, _NONE), old[:0, 0]
-        old = np.broadcast_to(old, (access.lanes.size, old.shape[1]))
+        count = old.shape[1]
+        old = np.broadcast_to(old, (access.lanes.size, count))
         at = np.nonzero(old > access.limit)
         old = old[at]
         open_ = ~self.order.ordered(access.lanes[at[0]], old, written)
@@ -183,6 +188,9 @@ class Races(Observer):
             open_ |= is_pending(old)
         if access.kind in (VOLATILE, ATOMIC):
             open_ &= ~self.flags(access, old)
+        elif written and access.shadow.released is not None:
+            released = np.broadcast_to(access.rows(access.shadow.released)[access.index], (access.lanes.size, count))
+            open_ &= (released[at] == 0) | ~self.strong(old)
         return tuple(w[open_] for w in at), old[open_]
 
     def kind_at(self, stamps):
@@ -190,9 +198,13 @@ class Races(Observer):
 
     def flags(self, access, stamps):
         """Which of the stamps are of accesses that a strong access does not race with."""
+        if access.kind == VOLATILE and access.shadow is self.shared:
+            return self.kind_at(stamps) == ATOMIC
+        return self.strong(stamps)
+
+    def strong(self, stamps):
         kind = self.kind_at(stamps)
-        strong = (kind == VOLATILE) | (kind == ATOMIC)
-        return kind == ATOMIC if access.kind == VOLATILE and access.shadow is self.shared else strong
+        return (kind == VOLATILE) | (kind == ATOMIC)
 
     def joined(self, access, stamps, at, old):
         """Stamps of an access that stand for those of earlier ones, too."""
