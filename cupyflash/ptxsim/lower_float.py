@@ -5,6 +5,7 @@ from .lower_integer import seen
 
 _UFUNC = {"add": "np_add", "sub": "np_subtract", "mul": "np_multiply"}
 _HALF = {"f16": ("f16", 1), "bf16": ("bf16", 1), "f16x2": ("f16", 2), "bf16x2": ("bf16", 2)}
+_FLUSH = {"f16": "flush_f16", "bf16": "flush"}
 _KIND = {"f32": "f4", "f64": "f8"}
 _SIGN = {"neg": "np_negative", "abs": "np_absolute"}
 
@@ -39,7 +40,7 @@ def _half_inputs(t, i, operands, type_):
     scalar, lanes = _HALF[type_]
     decode, bits = (f"{scalar}x2_to_f32", "b32") if lanes == 2 else (f"{scalar}_to_f32", "b16")
     texts = [f"{decode}({t.use(o, bits)})" for o in operands]
-    return [f"flush_f16({text})" for text in texts] if "ftz" in i.modifiers and scalar == "f16" else texts
+    return [f"{_FLUSH[scalar]}({text})" for text in texts] if "ftz" in i.modifiers else texts
 
 
 def _half_result(t, i, text, type_):
@@ -50,8 +51,8 @@ def _half_result(t, i, text, type_):
     if "relu" in i.modifiers:
         text = f"relu({text})"
     text = f"to_{scalar}({text})"
-    if "ftz" in i.modifiers and scalar == "f16":
-        text = f"to_f16(flush_f16(f16_to_f32({text})))"
+    if "ftz" in i.modifiers:
+        text = f"to_{scalar}({_FLUSH[scalar]}({scalar}_to_f32({text})))"
     if lanes == 2:
         t.define(i.operands[0], t.let(f"packed({text})", "u4"), "b32")
     else:
@@ -114,10 +115,11 @@ def div(t, i, types):
 
 
 def rcp(t, i, types):
+    if "approx" in i.modifiers:
+        approximate(t, i, types)
+        return
     (a,) = _inputs(t, i, i.operands[1:], types[-1])
-    if "approx" in i.modifiers and types[-1] == "f64":
-        _result(t, i, f"coarse(rcp, {a})", "f64")
-    elif _rounding(i) != "rn" and types[-1] == "f64":
+    if _rounding(i) != "rn" and types[-1] == "f64":
         _exact(t, i, _rounding(i))
     else:
         _result(t, i, f"rcp({a}, {_rounding(i)!r})", types[-1])
@@ -134,17 +136,19 @@ def sqrt(t, i, types):
         _result(t, i, f"sqrt_directed({a}, {rounding!r})", types[-1], flush=False)
 
 
-def function(name):
-    def lower(t, i, types):
-        if types[-1] in _HALF:
-            (a,) = _half_inputs(t, i, i.operands[1:], types[-1])
-            _half_result(t, i, f"{name}({a})", types[-1])
-        else:
-            (a,) = _inputs(t, i, i.operands[1:], types[-1])
-            text = f"coarse({name}, {a})" if "ftz" in i.modifiers and types[-1] == "f64" else f"{name}({a})"
-            _result(t, i, text, types[-1], flush=name not in ("lg2", "rsqrt"))
-
-    return lower
+def approximate(t, i, types):
+    type_ = types[-1]
+    if type_ == "f64":
+        a = t.use(i.operands[1], "f64")
+        text = f"coarse({i.opcode}, {a})" if "ftz" in i.modifiers else f"{i.opcode}({a})"
+        t.define(i.operands[0], t.let(text, "f8"), "f64")
+    elif type_ in _HALF:
+        (a,) = _half_inputs(t, i, i.operands[1:], type_)
+        _half_result(t, i, f"approximation(x, {i.opcode!r}, {_HALF[type_][0]!r}, {a})", type_)
+    else:
+        (a,) = _inputs(t, i, i.operands[1:], type_)
+        text = f"approximation(x, {i.opcode!r}, 'f32', {a})"
+        _result(t, i, text, type_, flush=i.opcode not in ("lg2", "rsqrt"))
 
 
 def extremum(t, i, types):
@@ -287,7 +291,7 @@ FLOAT = {
     **dict.fromkeys(("fma", "mad"), fma),
     **dict.fromkeys(("min", "max"), extremum),
     **dict.fromkeys(("abs", "neg"), sign),
-    **{name: function(name) for name in ("ex2", "lg2", "sin", "cos", "tanh", "rsqrt")},
+    **dict.fromkeys(("ex2", "lg2", "sin", "cos", "tanh", "rsqrt"), approximate),
     "div": div,
     "rcp": rcp,
     "sqrt": sqrt,

@@ -232,21 +232,7 @@ def fma_f16(a, b, c):
     return odd_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64))
 
 
-# -- approximations, correctly rounded ------------------------------------------------------------------
-def _through_f64(function):
-    def rounded(x):
-        return function(x.astype(np.float64)).astype(np.float32)
-
-    return rounded
-
-
-ex2 = _through_f64(np.exp2)
-lg2 = _through_f64(np.log2)
-sin = _through_f64(np.sin)
-cos = _through_f64(np.cos)
-tanh = _through_f64(np.tanh)
-
-
+# -- reciprocals and roots ------------------------------------------------------------------------------
 def rcp(x, rounding="rn"):
     return to_f32(1.0 / x.astype(np.float64), rounding) if x.dtype == np.float32 else 1.0 / x
 

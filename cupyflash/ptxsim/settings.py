@@ -46,8 +46,13 @@ class Settings:
     schedule
         ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
         random order, from barrier to barrier, so that a missing barrier shows in the results.
+    ulp_noise
+        0: ex2, rcp, lg2, rsqrt, tanh, sin and cos, as far as they are ``.approx``, are correctly rounded. k > 0: wrong
+        by up to k ulp where the PTX ISA states the error of a float32 instruction in them (ex2 2, rcp 1), and by up to
+        k / 2 of the error that it states elsewhere, never by more than the stated: 2 is as bad as it gets. The seed
+        and the operand alone decide by how much. What the ISA fixes, zeros, infinities and NaN stay as they are.
     seed
-        Of the random schedule.
+        Of the random schedule and of the noise.
     progress
         Called as ``progress(done_blocks, total_blocks)`` during a launch.
     chunk_lanes
@@ -57,6 +62,7 @@ class Settings:
     arch: str = "sm_80"
     mma: str = "fp32"
     schedule: str = "lockstep"
+    ulp_noise: int = 0
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
     chunk_lanes: int = 4096
@@ -65,8 +71,10 @@ class Settings:
         for name, allowed in (("arch", ARCHITECTURES), ("mma", MMA_MODELS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: {getattr(self, name)!r}, must be one of {', '.join(allowed)}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
-            raise ValueError(f"seed: {self.seed!r}, must be an integer of at least 0")
+        for name in ("ulp_noise", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+                raise ValueError(f"{name}: {value!r}, must be an integer of at least 0")
         if not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1:
             raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be an integer of at least 1")
 

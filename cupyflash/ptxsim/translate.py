@@ -8,7 +8,7 @@ first of their results is needed.
 
 import numpy as np
 
-from . import exact, fma, group, integer, memory, numerics, printf, tensor_core, warp
+from . import approximations, exact, fma, group, integer, memory, numerics, printf, tensor_core, warp
 from .flow import bits, results, sources
 from .isa import types_of
 from .lower_float import FLOAT
@@ -31,7 +31,7 @@ LOWERING = {**FLOAT, **INTEGER, **MEMORY, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 
 # What translated code may name: every public function and constant of these modules, and NumPy's ufuncs as np_*.
-_RUNTIME = (exact, integer, numerics, fma, memory, group, printf, tensor_core, warp)
+_RUNTIME = (approximations, exact, integer, numerics, fma, memory, group, printf, tensor_core, warp)
 NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not}
 NAMESPACE |= {f"np_{name}": value for name, value in vars(np).items() if isinstance(value, np.ufunc)}
 NAMESPACE |= {name: value for module in _RUNTIME for name, value in vars(module).items() if not name.startswith("_")}

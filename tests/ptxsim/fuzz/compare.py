@@ -22,7 +22,7 @@ class PtxModule:
 
     def _load(self, arch):
         if arch not in self.loaded:
-            self.loaded[arch] = LoadedModule(parse.parse(self.text), {}, arch)
+            self.loaded[arch] = LoadedModule(self, parse.parse(self.text), {}, arch)
         return self.loaded[arch]
 
 
