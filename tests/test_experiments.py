@@ -1,32 +1,43 @@
 """Each experiment runs small, and its CSV holds what experiments/README.md claims."""
 
 import csv
+import doctest
 import itertools
 import math
+import re
+import shlex
 import sys
 
 import numpy as np
 import pytest
 
 import cupyflash
-from experiments import bound_audit, io_table, io_traffic, memory, online_softmax
+from cupyflash.ptxsim.__main__ import main as ptxsim_main
+from experiments import bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax
 
 PNG = b"\x89PNG"
 
 
-def run(experiment, folder, monkeypatch, *arguments):
+def run(experiment, folder, monkeypatch, *arguments, figures=("",)):
     """Run an experiment as its command does; returns the rows of the one CSV that it writes."""
     monkeypatch.setattr(sys, "argv", [experiment.__name__, *arguments, "--results", str(folder)])
     experiment.main()
     name = experiment.__name__.rpartition(".")[2]
-    assert sorted(path.name for path in folder.iterdir()) == [f"{name}.csv", f"{name}.png"]
-    assert (folder / f"{name}.png").read_bytes()[:4] == PNG
-    lines = (folder / f"{name}.csv").read_text().splitlines()
-    comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    pictures = [f"{name}{figure}.png" for figure in figures]
+    assert sorted(path.name for path in folder.iterdir()) == [f"{name}.csv", *pictures]
+    assert all((folder / picture).read_bytes()[:4] == PNG for picture in pictures)
+    comments, rows = read(folder / f"{name}.csv")
     said = "\n".join(comments)
     assert "date: 20" in said and "cores" in said and "NVRTC 1" in said
     assert f"python -m experiments.{name} {' '.join(arguments)}" in said
-    return list(csv.DictReader(lines[len(comments) :]))
+    return rows
+
+
+def read(path):
+    """Comments and rows of a CSV."""
+    lines = path.read_text().splitlines()
+    comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    return comments, list(csv.DictReader(lines[len(comments) :]))
 
 
 def test_io_traffic(tmp_path, monkeypatch):
@@ -154,7 +165,36 @@ def test_bound_audit_finds_the_largest_ratio():
     assert bound_audit.summary(found, exact, np.full((2, 3), np.inf))["largest"] is None
 
 
-@pytest.mark.parametrize("module", [bound_audit, io_table, io_traffic, memory, online_softmax])
+def test_kernel_debugging(tmp_path, monkeypatch):
+    figures = ("_bank_conflict", "_missing_barrier")
+    rows = run(kernel_debugging, tmp_path, monkeypatch, "--seeds", "0", figures=figures)
+    values = {(row["variant"], row["line"], row["what"]): int(row["value"]) for row in rows}
+    tiles = (kernel_debugging.TRANSPOSE_SIZE // 32) ** 2
+    assert values["PADDING=0", "15", "shared wavefronts"] == tiles * 32 * 32  # one for each lane of each warp
+    assert values["PADDING=1", "15", "shared wavefronts"] == tiles * 32
+    races = {key: value for key, value in values.items() if "race" in key[2]}
+    assert {(variant, line) for variant, line, _ in races} == {("FIRST_BARRIER", "11"), ("FIRST_BARRIER", "12")}
+    for what in "wrong elements, random, seed 0", "tiles read too late by a warp, random, seed 0":
+        assert values["FIRST_BARRIER", "", what] > 0 and values["SECOND_BARRIER", "", what] == 0
+    # What is drawn on the page is what is counted now.
+    committed = read(kernel_debugging.record.RESULTS / "kernel_debugging.csv")[1]
+    assert [row for row in committed if "seed" not in row["what"] or "seed 0" in row["what"]] == rows
+
+
+def test_the_page_on_kernels_shows_what_its_commands_print(monkeypatch, capsys):
+    folder = kernel_debugging.SOURCES.parent
+    monkeypatch.chdir(folder.parent)
+    page = (folder / "ptxsim.md").read_text().replace("\\\n", "")
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    examples = re.findall(r"^    \$ python -m cupyflash\.ptxsim (.*)\n((?:    .*\n)+)", page, re.MULTILINE)
+    assert len(examples) == page.count("$ python") == 4
+    for command, shown in examples:
+        assert ptxsim_main(shlex.split(command)) == int("shared race" in shown)
+        printed = capsys.readouterr().out
+        assert doctest.OutputChecker().check_output(shown, printed, flags), printed
+
+
+@pytest.mark.parametrize("module", [bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax])
 def test_unknown_options_are_refused(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [module.__name__, "--wrong"])
     with pytest.raises(SystemExit, match="2"):

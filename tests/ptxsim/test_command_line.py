@@ -71,7 +71,11 @@ def test_profile_of_a_launch(folder, capsys):
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)
     counters = json.loads((folder / "counters.json").read_text())
     assert counters["transpose"]["shared_wavefronts"] == 4 * 32 * (1 + 32)  # blocks, warps, store and load
-    assert "transpose" in said.out and "4,224" in said.out
+    assert "transpose" in said.out and "4,224" in said.out and "  transpose.cu:6 " in said.out
+    # Whole sectors, since every array lies as cudaMalloc would place it.
+    assert (
+        counters["transpose"]["global_load_sectors"] == counters["transpose"]["distinct_store_sectors"] == 64 * 64 / 8
+    )
     assert "--arg 1, out:f32:64x64: (64, 64) float32 in out.npy" in said.out
     assert said.err == ""
 
@@ -98,6 +102,12 @@ def test_results_are_printed_shortened(folder, capsys):
     )
 
 
+def test_lines_by_a_counter(folder, capsys):
+    run(f"profile {LAUNCH} {ARGUMENTS} --by shared_wavefronts")
+    table = capsys.readouterr().out.partition("lines with most shared wavefronts\n")[2].splitlines()
+    assert [row.split()[0] for row in table[:3]] == ["line", "transpose.cu:6", "transpose.cu:4"] and not table[3]
+
+
 def test_a_clean_launch_under_the_sanitizer(folder, capsys):
     run(f"sanitize {LAUNCH} {ARGUMENTS} --json report.json --save 1=out.npy --schedule random --seed 3")
     assert "no findings" in capsys.readouterr().out
@@ -107,9 +117,9 @@ def test_a_clean_launch_under_the_sanitizer(folder, capsys):
 
 def test_a_read_outside_the_arrays_is_found(folder, capsys):
     run(f"sanitize {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json", status=1)
-    assert "sources/transpose.cu:4" in capsys.readouterr().out
+    assert "transpose.cu:4" in capsys.readouterr().out
     (finding,) = json.loads((folder / "report.json").read_text())["findings"]
-    assert finding["where"] == "sources/transpose.cu:4" and finding["kernel"] == "transpose"
+    assert finding["where"] == "transpose.cu:4" and finding["kernel"] == "transpose"
 
 
 def test_a_missing_barrier_is_found(folder, capsys):
@@ -119,25 +129,30 @@ def test_a_missing_barrier_is_found(folder, capsys):
     assert "no findings" not in capsys.readouterr().out
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)  # in lockstep the race does not show
     (finding,) = json.loads((folder / "report.json").read_text())["findings"]
-    assert {finding["where"], finding["other"]} == {"sources/transpose.cu:4", "sources/transpose.cu:6"}
+    assert {finding["where"], finding["other"]} == {"transpose.cu:4", "transpose.cu:6"}
 
 
 def test_a_write_to_an_input_is_found(folder, capsys):
     run(f"sanitize {LAUNCH} --arg in:in.npy --arg in:in.npy --arg i32:64", status=1)
-    assert "sources/transpose.cu:6" in capsys.readouterr().out
+    assert "transpose.cu:6" in capsys.readouterr().out
+
+
+def test_elements_that_nothing_has_written_are_found(folder, capsys):
+    run(f"sanitize {LAUNCH} --arg out:f32:64x64 --arg zeros:f32:64x64 --arg i32:64", status=1)
+    assert "uninitialised" in capsys.readouterr().out
 
 
 def test_a_fault_ends_a_profile(folder, capsys):
     run(f"profile {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json", status=1)
     said = capsys.readouterr()
-    assert said.out == "" and "sources/transpose.cu:4" in said.err
+    assert said.out == "" and "transpose.cu:4" in said.err
     assert not (folder / "report.json").exists()
 
 
 def test_ptx_is_what_the_simulator_executes(folder, capsys):
     run("ptx sources/transpose.cu --arch sm_90")
     said = capsys.readouterr().out
-    assert ".target sm_90" in said and ".visible .entry transpose" in said and '"sources/transpose.cu"' in said
+    assert ".target sm_90" in said and ".visible .entry transpose" in said and '"transpose.cu"' in said
     run("ptx sources/transpose.cu --arch sm_90 --output out.ptx")
     assert (folder / "out.ptx").read_text() == said
     run("ptx sources/transpose.cu --arch sm_90 --option -DPADDING=1")
@@ -248,6 +263,7 @@ BAD = [
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --save 0=a.npy", "a.npy: would be written twice"),
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=in.npy", "in.npy: would be written over"),
     (f"profile {LAUNCH} {ARGUMENTS} --json no/x.json", "no/x.json: there is no directory"),
+    (f"profile {LAUNCH} {ARGUMENTS} --by time", "--by: invalid choice: 'time'"),
     (f"profile {LAUNCH} {ARGUMENTS} --schedule odd", "--schedule: invalid choice: 'odd'"),
     (f"profile {LAUNCH} {ARGUMENTS} --seed -1", "--seed: '-1' is not a whole number"),
 ]
@@ -268,9 +284,9 @@ def test_bad_commands(folder, capsys, arguments, message):
 def test_compile_errors_and_unknown_instructions_keep_their_lines(folder, capsys):
     run(f"sanitize {LAUNCH} {ARGUMENTS} --option -DPADDING=(", status=2)
     said = capsys.readouterr().err
-    assert "sources/transpose.cu(3): error" in said and said.count("\n") > 3
+    assert "transpose.cu(3): error" in said and said.count("\n") > 3
     run("sanitize sources/unknown.cu --grid 1 --block 1 --arg zeros:f32:1 --arch sm_90", status=2)
-    assert "wgmma" in (said := capsys.readouterr().err) and "sources/unknown.cu:3" in said
+    assert "wgmma" in (said := capsys.readouterr().err) and "unknown.cu:3" in said
 
 
 def test_the_module_runs_and_sets_the_exit_status(folder, monkeypatch):
@@ -279,7 +295,7 @@ def test_the_module_runs_and_sets_the_exit_status(folder, monkeypatch):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "no findings" in done.stdout and done.stderr == ""
     done = subprocess.run([*command[:-1], "i32:65"], capture_output=True, text=True)
-    assert done.returncode == 1 and "sources/transpose.cu:4" in done.stdout
+    assert done.returncode == 1 and "transpose.cu:4" in done.stdout
 
 
 def test_kernels_of_a_module():

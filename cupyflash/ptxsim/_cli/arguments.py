@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+from cupyflash import ptxsim
 from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
 
@@ -33,6 +36,7 @@ TYPE is one of {", ".join(DTYPES)}; SHAPE is 1024 or 8x1024x64.
 Two-byte elements without a type, as NumPy saves bfloat16, are bf16.
 """
 
+_ALIGNMENT = 256
 _FILES, _SHAPES = ("in", "inout"), ("out", "zeros", "random")
 
 
@@ -79,10 +83,23 @@ def _parsed(text: str, seed: tuple[int, int]) -> Argument:
 def _read(path: Path) -> np.ndarray:
     array = files.read_npy(path)
     if array.dtype == files.OPAQUE:
-        return array.view(ml_dtypes.bfloat16)
-    if array.dtype.kind not in "fiubc":
+        array = array.view(ml_dtypes.bfloat16)
+    elif array.dtype.kind not in "fiubc":
         raise CommandError(f"dtype {array.dtype} is neither a number nor bool")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return _filled(array, array.dtype.newbyteorder("="))
+
+
+def _filled(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    array = _placed(np.empty, values.shape, dtype)
+    array[...] = values
+    return array
+
+
+def _placed(make: Callable[[int, np.dtype], np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array at a multiple of 256 bytes, as cudaMalloc places it: counts of sectors depend on it."""
+    memory = make(math.prod(shape) + _ALIGNMENT // dtype.itemsize, dtype)
+    first = -memory.ctypes.data % _ALIGNMENT // dtype.itemsize
+    return memory[first : first + math.prod(shape)].reshape(shape)
 
 
 def _dtype(name: str) -> np.dtype:
@@ -99,14 +116,12 @@ def _shape(text: str) -> tuple[int, ...]:
 
 def _made(kind: str, dtype: np.dtype, shape: tuple[int, ...], seed: tuple[int, int]) -> np.ndarray:
     try:
-        if kind == "out":
-            return np.empty(shape, dtype)
-        if kind == "zeros":
-            return np.zeros(shape, dtype)
+        if kind != "random":
+            return _placed(ptxsim.empty if kind == "out" else np.zeros, shape, dtype)
         rng = np.random.default_rng(seed)
         integers = dtype.kind in "iub"
-        array = rng.integers(0, 2 if dtype.kind == "b" else 100, shape) if integers else rng.standard_normal(shape)
-        array = array.astype(dtype)
+        drawn = rng.integers(0, 2 if dtype.kind == "b" else 100, shape) if integers else rng.standard_normal(shape)
+        array = _filled(drawn, dtype)
         array.flags.writeable = False
         return array
     except ValueError as error:  # more bytes than an address has

@@ -20,12 +20,25 @@ from cupyflash._cli.progress import progress_bar
 from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse
 from cupyflash.ptxsim.settings import ARCHITECTURES, SCHEDULES
 
+_BY = (
+    "warp_instructions",
+    "global_load_sectors",
+    "global_store_sectors",
+    "shared_wavefronts",
+    "mma_flops",
+    "divergent_branches",
+    "local_requests",
+    "atomics",
+)
 _SHOWN = 8  # elements of an array that are printed
 
 
 def add_parsers(subparsers) -> None:
     profile = _launching(subparsers, "profile", "count what a launch does", "Exit status 1 where the kernel faults.")
     profile.add_argument("--json", type=Path, metavar="FILE", help="write all counters")
+    profile.add_argument(
+        "--by", choices=_BY, default=_BY[0], metavar="COUNTER", help=f"that orders the lines: {', '.join(_BY)}"
+    )
     profile.set_defaults(run=_profile)
 
     sanitize = _launching(
@@ -97,7 +110,7 @@ def _profile(args: argparse.Namespace) -> int:
     except ptxsim.SimulationError as error:
         print(f"cupyflash.ptxsim: {error}", file=sys.stderr)
         return 1
-    print(profile)
+    print(f"{profile}\n\n{profile.line_table(by=args.by)}")
     launch.finish(targets, {args.json: profile.as_dict()})
     return 0
 
@@ -130,7 +143,7 @@ def _read_source(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
         text = args.source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{args.source}: {getattr(error, 'strerror', None) or error}") from error
-    name = json.dumps(str(args.source), ensure_ascii=False)
+    name = json.dumps(args.source.name, ensure_ascii=False)
     includes = (f"-I{args.source.parent}",) if re.search(r'^\s*#\s*include\s*"', text, re.MULTILINE) else ()
     return f"#line 1 {name}\n{text}", (*args.option, *includes)
 
