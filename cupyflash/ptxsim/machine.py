@@ -166,25 +166,26 @@ class Chunk:
             raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), "trap")
         if ending.opcode == "brx":
             pcs = np.array(targets, np.int32)[result.astype(np.int64)]
-            if self.observers:
-                self.tell_branch(x, block, pcs)
+            self.tell_branch(x, block, pcs if pcs.size > 1 else None)
             return self.split(x, pcs)
         if ending.guard is None:  # ret, exit
             return self.split(x, np.array(targets, np.int32))
-        if self.observers:
-            self.tell_branch(x, block, result)
         if result.size > 1:
             taken = result if x.mask is None else result & x.mask
             count = int(np.count_nonzero(taken))
             if 0 < count < x.active:
+                self.tell_branch(x, block, result)
                 return self.split(x, np.where(result, np.int32(targets[0]), np.int32(targets[1])))
             result = (count > 0,)
+        self.tell_branch(x, block, None)
         return self.split(x, np.array([targets[0 if result[0] else 1]], np.int32))
 
     def tell_branch(self, x, block, ways):
-        """`ways`: what decides where each lane goes, a predicate or a block."""
+        """`ways`: what decides where each lane goes, a predicate or a block; None if they stay together."""
+        if not self.observers:
+            return
         diverged = False
-        if ways.size > 1:
+        if ways is not None:
             ways = ways.reshape(-1, WARP)
             if x.mask is None:
                 diverged = (ways != ways[:, :1]).any(1)

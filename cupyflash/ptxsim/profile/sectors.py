@@ -1,76 +1,85 @@
-"""Which sectors of global memory have been touched, and by which lines."""
+"""Which sectors of global memory have been touched: by lines of a launch, and by thread blocks."""
 
 import bisect
 
 import numpy as np
 
-_SHIFT = 5
-_MERGE_AT = 1 << 20  # waiting numbers
+from .patterns import SECTOR_SHIFT
+
+_MERGE_AT = 1 << 20  # waiting keys
+_FLAGS_PER_KEY = 256  # so many flags are cleared and counted in the time that a key takes to sort
 
 
 class SectorMap:
-    """One flag for each sector of the mapped memory, for each of several owners."""
+    """Flags of all sectors of the mapped memory, for each of several owners."""
 
     def __init__(self, segments):
         """`segments`: (start, stop) byte ranges in order."""
-        self.ranges = []  # [first, last] sectors; neighbours that share a sector are one range
+        ranges = []  # [first, last] sectors; neighbours that share a sector are one range
         for start, stop in segments:
-            first, last = start >> _SHIFT, (stop - 1) >> _SHIFT
-            if self.ranges and first <= self.ranges[-1][1]:
-                self.ranges[-1][1] = max(last, self.ranges[-1][1])
+            first, last = start >> SECTOR_SHIFT, (stop - 1) >> SECTOR_SHIFT
+            if ranges and first <= ranges[-1][1]:
+                ranges[-1][1] = max(last, ranges[-1][1])
             else:
-                self.ranges.append([first, last])
-        self.firsts = [first for first, _ in self.ranges]
-        self.touched = {}  # owner -> {range: flags}
+                ranges.append([first, last])
+        ranges = ranges or [[0, 0]]
+        self.first = [first for first, _ in ranges]
+        self.last = [last for _, last in ranges]
+        sizes = [last - first + 1 for first, last in ranges]
+        self.size = sum(sizes)
+        self.shift = np.array(self.first) - np.cumsum([0, *sizes])[: len(sizes)]
+        self.touched = {}  # owner -> flags
 
-    def mark(self, owner, sectors):
-        """Flag these sectors, an int64 array; any that are not mapped are left out (a fault is about to tell)."""
-        low, high = int(sectors.min()), int(sectors.max())
-        for number in range(max(bisect.bisect_right(self.firsts, low) - 1, 0), len(self.ranges)):
-            first, last = self.ranges[number]
-            if first > high:
-                break
-            within = sectors
-            if low < first or high > last:
-                within = sectors[(sectors >= first) & (sectors <= last)]
-            flags = self.touched.setdefault(owner, {})
-            if number not in flags:
-                flags[number] = np.zeros(last - first + 1, bool)
-            flags[number][within - first] = True
+    def positions(self, sectors):
+        """Places of sectors among the flags. An address that is not mapped may get any: its launch is about to fail."""
+        number = bisect.bisect_right(self.first, int(sectors.min())) - 1
+        if number >= 0 and sectors.max() <= self.last[number]:
+            return sectors - self.shift[number]
+        numbers = np.searchsorted(self.first, sectors, side="right") - 1
+        return np.clip(sectors - self.shift[numbers], 0, self.size - 1)
+
+    def mark(self, owner, positions):
+        """Set flags of an owner."""
+        if owner not in self.touched:
+            self.touched[owner] = np.zeros(self.size, bool)
+        self.touched[owner][positions] = True
 
     def counts(self):
         """Owner -> how many sectors it has touched."""
-        return {owner: _number(flags) for owner, flags in self.touched.items()}
+        return {owner: int(np.count_nonzero(flags)) for owner, flags in self.touched.items()}
 
     def union(self, what):
         """How many sectors have been touched by any owner `(what, ...)`."""
-        together = {}
-        for owner, touched in self.touched.items():
-            if owner[0] == what:
-                for number, flags in touched.items():
-                    together[number] = together[number] | flags if number in together else flags
-        return _number(together)
+        flags = [touched for owner, touched in self.touched.items() if owner[0] == what]
+        return int(np.count_nonzero(np.logical_or.reduce(flags))) if flags else 0
 
 
-def _number(flags):
-    return sum(int(np.count_nonzero(f)) for f in flags.values())
+class KeySet:
+    """A set of integers below `size` that grows by arrays: flags if it is dense, else a sorted array."""
 
-
-class NumberSet:
-    """A set of integers that grows by arrays."""
-
-    def __init__(self):
+    def __init__(self, size):
+        self.size, self.flags = size, None
         self.parts, self.waiting = [], 0
 
-    def add(self, numbers):
-        self.parts.append(numbers.ravel())
-        self.waiting += numbers.size
+    def add(self, keys):
+        self.parts.append(keys.ravel())
+        self.waiting += keys.size
         if self.waiting > _MERGE_AT:
-            self.parts, self.waiting = [self.members()], 0
+            self.merge()
 
-    def members(self):
-        """All of them, in order."""
-        if not self.parts:
-            return np.empty(0, np.int64)
-        ordered = np.sort(np.concatenate(self.parts))  # several times faster than np.unique's hash table
-        return ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    def merge(self):
+        keys = np.concatenate([np.empty(0, np.int64), *self.parts])
+        self.waiting = 0
+        if self.flags is None and _FLAGS_PER_KEY * keys.size < self.size:
+            keys.sort()
+            self.parts = [keys[np.append(True, keys[1:] != keys[:-1])[: keys.size]]]
+            return
+        if self.flags is None:
+            self.flags = np.zeros(self.size, bool)
+        self.flags[keys] = True
+        self.parts = []
+
+    def count(self):
+        """How many members it has."""
+        self.merge()
+        return self.parts[0].size if self.flags is None else int(np.count_nonzero(self.flags))
