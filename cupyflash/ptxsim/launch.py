@@ -10,6 +10,7 @@ from .profile import Counters
 from .program import lane_values
 from .sanitizer import Checker
 from .settings import current
+from .workers import run_in_processes
 
 _UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**64 - 1, "f4": np.nan, "f8": np.nan}
 _NEAR = 1 << 20  # bytes
@@ -43,15 +44,23 @@ class Launch:
             self.checker.stopped(error)
 
     def run_chunks(self):
-        """Chunk by chunk. (Worker threads were measured: they lose more to the GIL than they gain.)"""
+        """Chunk by chunk, in processes if there may be several."""
         per_chunk = max(1, self.settings.chunk_lanes // (-(-self.threads // WARP) * WARP))
-        for first in range(0, self.blocks, per_chunk):
-            count = min(per_chunk, self.blocks - first)
-            Chunk(self, first, count).run()
-            if self.settings.progress is not None:
-                self.settings.progress(first + count, self.blocks)
+        chunks = [(first, min(per_chunk, self.blocks - first)) for first in range(0, self.blocks, per_chunk)]
+        processes = 1 if self.observers or self.program.communicates else min(self.settings.workers, len(chunks))
+        if processes > 1:
+            run_in_processes(self, chunks, processes)
+        else:
+            self.run_share(chunks, self.settings.progress)
         if self.profile is not None:
             self.profile.add(self)
+
+    def run_share(self, chunks, progress):
+        """Some chunks, one after another."""
+        for first, count in chunks:
+            Chunk(self, first, count).run()
+            if progress is not None:
+                progress(first + count, self.blocks)
 
     def initial_registers(self, chunk):
         """Undefined contents are all ones; special registers follow the ordinary ones."""

@@ -10,6 +10,7 @@ from .isa import check_support, types_of
 from .shadow import may_be_undefined
 from .syntax import Address, Memory, Special, Variable
 from .translate import BlockTranslator, Constants
+from .workers import communicates
 
 _SPECIAL_64 = {"gridid"}
 
@@ -24,6 +25,7 @@ class Program:
         self.module, self.function = module, function
         self.profiled, self.sanitized = profiled, sanitized
         self.name = function.name
+        self.communicates = communicates(function)
         self.blocks = basic_blocks(function)
         self.constants = Constants()
         self.undefinable = may_be_undefined(self) if sanitized else frozenset()

@@ -6,6 +6,8 @@ import dataclasses
 import numbers
 from collections.abc import Callable
 
+from .workers import AVAILABLE
+
 ARCHITECTURES = (
     "sm_75",
     "sm_80",
@@ -57,6 +59,10 @@ class Settings:
         Called as ``progress(done_blocks, total_blocks)`` during a launch.
     chunk_lanes
         Threads that are simulated together, as one NumPy array for each register (at least one block).
+    workers
+        Processes that share the chunks of a launch, on Linux; the results are those of one. Kernels whose blocks may
+        work together (atomics, fences or volatile accesses in global memory) run in one, as do all under `profile`
+        and `sanitize`.
     """
 
     arch: str = "sm_80"
@@ -66,6 +72,7 @@ class Settings:
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
     chunk_lanes: int = 4096
+    workers: int = 1
 
     def __post_init__(self):
         for name, allowed in (("arch", ARCHITECTURES), ("mma", MMA_MODELS), ("schedule", SCHEDULES)):
@@ -77,6 +84,10 @@ class Settings:
                 raise ValueError(f"{name}: {value!r}, must be an integer of at least 0")
         if not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1:
             raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be an integer of at least 1")
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+            raise ValueError(f"workers: {self.workers!r}, must be an integer of at least 1")
+        if self.workers > 1 and not AVAILABLE:
+            raise ValueError(f"workers: {self.workers}, only 1 is possible on this platform")
 
     @property
     def shared_limit(self):
