@@ -2,6 +2,10 @@
 
 import dataclasses
 
+from ..cost_model import Executed, lower_bound
+from ..occupancy import occupancy
+from ..resources import resources
+
 SECTOR_BYTES = 32
 WARP = 32
 
@@ -147,6 +151,7 @@ class KernelProfile(Counts):
     block_load_sectors: int = 0  # distinct ones of each thread block, added up
     lines: list = dataclasses.field(default_factory=list)  # of LineProfile, by file and line
     module: object = None  # the RawModule
+    executed: Executed = dataclasses.field(default_factory=Executed)  # what bounds are made of
 
     def __str__(self):
         from .table import kernel_table
@@ -158,6 +163,27 @@ class KernelProfile(Counts):
         from .table import line_table
 
         return line_table(self, count, by)
+
+    @property
+    def shape(self):
+        """The LaunchShape with most launches."""
+        return max(self.shapes, key=self.shapes.get)
+
+    @property
+    def resources(self):
+        """What one thread and one block need, for the architecture that ran: see `resources`."""
+        return resources(self.module, self.name, self.shape.arch)
+
+    @property
+    def occupancy(self):
+        """Blocks and warps on a multiprocessor of the architecture that ran: see `occupancy`."""
+        needs, shape = self.resources, self.shape
+        shared = needs.static_shared_bytes + shape.dynamic_shared_bytes
+        return occupancy(shape.arch, shape.threads, needs.registers, shared, needs.barriers)
+
+    def lower_bound(self, device):
+        """Cycles that the launches need at least on a device or architecture: see `cost_model`."""
+        return lower_bound(self, device)
 
     def hottest(self, count=10, by="warp_instructions"):
         """The `count` lines with most of a counter, most first; lines that have none of it are left out."""

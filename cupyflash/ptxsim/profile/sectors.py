@@ -48,9 +48,9 @@ class SectorMap:
         """Owner -> how many sectors it has touched."""
         return {owner: int(np.count_nonzero(flags)) for owner, flags in self.touched.items()}
 
-    def union(self, what):
-        """How many sectors have been touched by any owner `(what, ...)`."""
-        flags = [touched for owner, touched in self.touched.items() if owner[0] == what]
+    def union(self, *whats):
+        """How many sectors have been touched by any owner `(what, ...)` of these."""
+        flags = [touched for owner, touched in self.touched.items() if owner[0] in whats]
         return int(np.count_nonzero(np.logical_or.reduce(flags))) if flags else 0
 
 

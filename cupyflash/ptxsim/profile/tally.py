@@ -24,6 +24,7 @@ class Tally:
         shape = LaunchShape(launch.grid, launch.block, static, launch.shared_bytes - static, program.module.arch)
         kernel.module = program.module.raw
         kernel.launches += 1
+        kernel.executed.add(launch)
         kernel.shapes[shape] = kernel.shapes.get(shape, 0) + 1
         for index, (warps, lanes) in counters.runs.items():
             self.add_block(program, index, warps, lanes)

@@ -1,0 +1,273 @@
+"""The least that machine code must do for the PTX that a launch executed: what no assembler can merge away.
+
+PTX is not machine code. ptxas turns a multiplication and an addition into one fused multiply-add, two logic operations
+into one LOP3, two additions into one IADD3; it folds additions of constants into addresses, drops copies and address
+conversions, unrolls loops, joins neighbouring accesses of 4 bytes into one of 16, and moves what is the same for all
+threads of a warp to a scalar unit. So of each warp instruction only this counts:
+
+* Nothing is counted for an instruction that no thread-dependent value enters (the scalar unit may do it), nor for one
+  under a guard, nor for moves, selections, address conversions, branches, barriers, comparisons of integers, shifts,
+  permutations, parameters, constants, local memory, and anything with a literal operand that is integer arithmetic
+  or logic.
+* f32, f64: each fma, each add or mul with a rounding modifier (`.rn`: never fused), and of the others the additions or
+  the multiplications, whichever are more. Divisions and exact roots: one.
+* f16, bf16: the same, where a scalar instruction is half of a packed one.
+* Integers: each mul and mad (of 64 bits, too: one IMAD.WIDE); of the additions of two registers those beyond the
+  number of multiplications and minima, halved. And and xor of two registers: half (or may become an addition).
+* min, max of registers: one; half from sm_90 on, where three operands are taken at once. Comparisons of float32: half
+  of that, as one gives a predicate and its opposite.
+* ex2, lg2, sin, cos, tanh and rcp, rsqrt, sqrt, division by a register: one special function; of reciprocals and
+  roots whichever are more, as the reciprocal of a root is one.
+* cvt between integers and floats: one; float32 to float16 or bfloat16: half, as a packed conversion does two; the
+  others nothing.
+* mma, ldmatrix, stmatrix, movmatrix, cp.async, shfl, atom, red, match, redux: one.
+* Loads and stores of global and shared memory: one; where a neighbour may be joined, the fraction that its bytes are of
+  16, and so of its wavefronts, for an access that takes 16 bytes of each lane still has to serve each bank as often
+  as the worst of its parts. A neighbour is an access of the same kind and base register less than 16 bytes away in
+  the basic block, or in the next turn of a loop.
+
+Code whose result nobody uses is counted all the same: NVRTC leaves none in its PTX, apart from what inline assembly
+computes in vain. And a compiler that moved work to where it is executed less often could beat this.
+"""
+
+import collections
+import functools
+import weakref
+
+from .flow import results, sources
+from .isa import types_of
+from .syntax import Address, Literal, Memory, Register, Special
+
+_THREAD = ("tid", "laneid", "lanemask")
+_UNIFORM = {"vote", "match", "redux", "activemask", "elect"}  # results that all threads of the warp share
+_PER_LANE = {"shfl", "mma", "ldmatrix", "movmatrix"}  # results that differ between threads, whatever the operands
+_HALVES = {"f16", "bf16", "f16x2", "bf16x2"}
+_FLOATS = _HALVES | {"f32", "f64"}
+_ROUNDING = {"rn", "rz", "rm", "rp"}
+_SPECIAL = {"ex2", "lg2", "sin", "cos", "tanh", "rsqrt"}
+_ALWAYS = {"ldmatrix", "stmatrix", "movmatrix", "atom", "red", "match", "redux", "dp4a", "popc", "clz", "brev", "bfind"}
+_SHORT = {"f16": "f16", "bf16": "f16", "f16x2": "f16", "bf16x2": "f16", "f32": "f32", "f64": "f64"}
+_VECTOR = {"v2": 2, "v4": 4, "v8": 8}
+_WIDEST = 16  # bytes of one lane's access
+
+
+class LeastWork:
+    """What a program does at least, for each of its basic blocks and for one warp."""
+
+    def __init__(self, program):
+        self.blocks = program.blocks
+        self.varying = _varying(program)
+        self.looping = _looping(program.blocks)
+        self.kept = {}  # instruction of shared or global memory -> fraction that joining leaves
+        self.of_block = [self.count(block) for block in self.blocks]
+
+    def count(self, block):
+        """Kind -> warp instructions; tensor products as ("mma", type) -> multiply-adds."""
+        kinds = collections.Counter()
+        for ins in block.code:
+            kept = self.memory(ins, block)
+            if ins.guard is None:
+                for kind, count in _kinds(ins, kept, self.varies(ins)):
+                    kinds[kind] += count
+        return kinds
+
+    def varies(self, ins):
+        """Whether a value that depends on the thread enters."""
+        return any(r in self.varying for r in sources(ins)) or _names_thread(ins)
+
+    def memory(self, ins, block):
+        """The fraction of an access that is left if its neighbours are joined; None: no access of such memory."""
+        if ins.opcode not in ("ld", "st") or not {"local", "param", "const"}.isdisjoint(ins.modifiers):
+            return None
+        size = _access_bytes(ins)
+        joined = size < _WIDEST and "volatile" not in ins.modifiers and self.has_neighbour(ins, block)
+        self.kept[ins] = size / _WIDEST if joined else 1
+        return self.kept[ins]
+
+    def has_neighbour(self, ins, block):
+        base, offset = _place(ins, block)
+        for other in block.code:
+            if other is not ins and other.opcode == ins.opcode:
+                other_base, other_offset = _place(other, block)
+                if other_base is base and abs(other_offset - offset) < _WIDEST:
+                    return True
+        if block.index not in self.looping:
+            return False
+        steps = self.steps(base)
+        return steps is None or any(abs(step) < _WIDEST for step in steps)
+
+    def steps(self, base):
+        """By how much a base register changes from turn to turn: constants, none if never, None if unknown."""
+        if not isinstance(base, Register):
+            return ()
+        found = []
+        for index in self.looping:
+            for ins in self.blocks[index].code:
+                if base in results(ins):
+                    amount = _added_constant(ins)
+                    if amount is None or amount[0] is not base:
+                        return None
+                    found.append(amount[1])
+        return found
+
+
+_known = weakref.WeakKeyDictionary()
+
+
+def least_work(program):
+    """The LeastWork of a program, worked out once."""
+    if program not in _known:
+        _known[program] = LeastWork(program)
+    return _known[program]
+
+
+def _kinds(ins, kept, varies):
+    """(kind, count) of one instruction."""
+    opcode, modifiers = ins.opcode, ins.modifiers
+    types = types_of(ins)
+    type_ = types[-1] if types else None
+    if kept is not None:
+        return [("memory", kept)]
+    if opcode == "mma":
+        return [("tensor", 1), (("mma", _tensor_type(types)), _multiply_adds(ins))]
+    if opcode == "cp":
+        return [("memory", 1)] if len(ins.operands) > 1 else []
+    if opcode == "shfl":
+        return [("shuffle", 1)]
+    if opcode in _ALWAYS:
+        return [("other", 1)]
+    if not varies:
+        return []
+    if opcode == "cvt":
+        return _conversion(types)
+    if opcode in _SPECIAL:
+        return [("special", 1)]
+    if type_ in _FLOATS:
+        return _floating(ins, type_)
+    if any(isinstance(o, Literal) for o in ins.operands):
+        return []
+    if opcode in ("mul", "mad", "mul24", "mad24"):
+        return [("multiply", 1)]
+    if opcode in ("add", "sub"):
+        return [("add", 1)]
+    if opcode in ("min", "max"):
+        return [] if type_.endswith("64") else [("minimum", 1)]
+    if opcode in ("and", "xor") and type_ in ("b32", "b64") and "pred" not in modifiers:
+        return [("logic", 1 if type_ == "b32" else 2)]
+    return []
+
+
+def _floating(ins, type_):
+    opcode, short = ins.opcode, _SHORT[type_]
+    amount = 0.5 if type_ in ("f16", "bf16") else 1
+    literal = any(isinstance(o, Literal) for o in ins.operands)
+    if opcode in ("rcp", "div", "sqrt"):
+        if opcode == "div" and literal:
+            return [(f"{short} fma", 1)]
+        kind = "root" if opcode == "sqrt" else "reciprocal"
+        return [(kind, 1)] if "approx" in ins.modifiers else [(kind, 1), (f"{short} fma", 1)]
+    if opcode in ("fma", "mad"):
+        return [(f"{short} fma", amount)]
+    if opcode in ("add", "sub", "mul"):
+        if _ROUNDING & set(ins.modifiers):
+            return [(f"{short} fma", amount)]
+        return [(f"{short} {'mul' if opcode == 'mul' else 'add'}", amount)]
+    if opcode == "setp" and type_ == "f32":
+        return [("float minimum", 0.5)]
+    return [("float minimum", 1)] if opcode in ("min", "max") and type_ == "f32" and not literal else []
+
+
+def _conversion(types):
+    to, from_ = types[0], types[-1]
+    if from_ == "f32" and to in ("f16x2", "bf16x2"):
+        return [("to half", 1)]
+    if from_ == "f32" and to in ("f16", "bf16"):
+        return [("to half", 0.5)]
+    if (to in _FLOATS) != (from_ in _FLOATS) and "tf32" not in types:
+        return [("integer conversion", 1)]
+    return []
+
+
+def _tensor_type(types):
+    """Which rate an mma goes at: the type of A, and of the accumulators if they are float16."""
+    inputs = "f16" if types[1] in ("f16", "bf16") else types[1]
+    return "f16 f16" if inputs == "f16" and types[0] == "f16" else inputs
+
+
+@functools.lru_cache
+def _sizes(shape):
+    m, rest = shape[1:].split("n")
+    n, k = rest.split("k")
+    return int(m) * int(n) * int(k)
+
+
+def _multiply_adds(ins):
+    return _sizes(next(m for m in ins.modifiers if m[0] == "m" and "n" in m and "k" in m and m[1].isdigit()))
+
+
+def _access_bytes(ins):
+    count = next((_VECTOR[m] for m in ins.modifiers if m in _VECTOR), 1)
+    type_ = types_of(ins)[-1]
+    return count * (4 if type_.endswith("x2") else int(type_.lstrip("bufs")) // 8)
+
+
+def _place(ins, block):
+    """Base and offset of an access; a base that the block makes by adding constants is followed back."""
+    memory = next((o for o in ins.operands if isinstance(o, Memory)), None)
+    if memory is None:
+        return None, 0
+    address = memory.address
+    base, offset = (address.base, address.offset) if isinstance(address, Address) else (address, 0)
+    position = next((n for n, other in enumerate(block.code) if other is ins), 0)
+    for other in reversed(block.code[:position]):
+        if isinstance(base, Register) and base in results(other):
+            added = _added_constant(other)
+            if added is None or other.guard is not None:
+                break
+            base, offset = added[0], offset + added[1]
+    return base, offset
+
+
+def _added_constant(ins):
+    """(register, constant) of `add d, register, constant`, else None."""
+    if ins.opcode in ("add", "sub") and isinstance(ins.operands[1], Register) and isinstance(ins.operands[2], Literal):
+        return ins.operands[1], ins.operands[2].value if ins.opcode == "add" else -ins.operands[2].value
+    return None
+
+
+def _looping(blocks):
+    """Indices of basic blocks that control can come back to."""
+    reaches = [{t for t in block.targets if t < len(blocks)} for block in blocks]
+    found = set()
+    for start in range(len(blocks)):
+        seen, waiting = set(), list(reaches[start])
+        while waiting:
+            block = waiting.pop()
+            if block not in seen:
+                seen.add(block)
+                waiting += reaches[block]
+        if start in seen:
+            found.add(start)
+    return found
+
+
+def _names_thread(ins):
+    return any(isinstance(o, Special) and o.name.startswith(_THREAD) for o in ins.operands)
+
+
+def _varying(program):
+    """Registers whose value certainly differs between the threads of a warp as far as an assembler can know."""
+    code = [ins for block in program.blocks for ins in block.code]
+    varying, changed = set(), True
+    while changed:
+        changed = False
+        for ins in code:
+            written = [r for r in results(ins) if r not in varying]
+            if written and ins.opcode not in _UNIFORM and _differs(ins, varying):
+                varying.update(written)
+                changed = True
+    return varying
+
+
+def _differs(ins, varying):
+    return ins.opcode in _PER_LANE or _names_thread(ins) or any(r in varying for r in sources(ins))
