@@ -224,6 +224,13 @@ def dp4a(a, b, c):
     return c.view(np.int32) + (x * y).sum(-1, dtype=np.int32)
 
 
+def dp2a(a, b, c, high):
+    """c + the dot product of the two halves of a with the lower or upper two bytes of b."""
+    x = np.ascontiguousarray(a).view(a.dtype.kind + "2").reshape(-1, 2).astype(np.int32)
+    y = np.ascontiguousarray(b).view(b.dtype.kind + "1").reshape(-1, 2, 2)[:, int(high)].astype(np.int32)
+    return c.view(np.int32) + (x * y).sum(-1, dtype=np.int32)
+
+
 def mul24(a, b, high):
     """Product of the low 24 bits; its low 32 bits, or bits 16 to 47."""
     shift = a.dtype.type(8)

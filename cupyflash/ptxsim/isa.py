@@ -1,100 +1,220 @@
-"""Which PTX instructions the simulator knows, with their types and modifiers.
+"""Which PTX instructions the simulator knows, with their types and modifiers, and since which architecture.
 
-A line is: opcodes | types | optional modifiers | modifiers that must be there. Modifiers are a set:
-their order varies between compilers. An instruction is supported if some line admits it.
+A line of the table is: first compute capability (times 10; 75 stands for all) | opcodes | type suffixes in order |
+groups of modifiers. `rn/rz` is a group of which at most one may be there, `!rn/rz` one of which exactly one must be;
+the order of modifiers is free, as compilers differ in it. `min:4` is a min with 4 operands.
 """
 
-_INT = "u16 s16 u32 s32 u64 s64"
-_BITS = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2"
-_SHARED = "shared shared::cta"
-_ORDER = "relaxed acquire release acq_rel cta cluster gpu sys"
-_CACHE = (
-    f"v2 v4 v8 volatile weak mmio {_ORDER} ca cg cs cv lu wb wt nc L1::no_allocate L1::evict_last L1::evict_first "
-    "L1::evict_normal L1::evict_unchanged L2::64B L2::128B L2::256B"
-)
-_HALF = "f16 f16x2 bf16 bf16x2"
-_COMPARE = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan"
+import itertools
+from dataclasses import dataclass
+
+
+def _pairs(targets, sources):
+    """All `target.source` of two lists of types, but for equal ones."""
+    return " ".join(f"{t}.{s}" for t in targets.split() for s in sources.split() if t != s)
+
+
+_SIGNED, _UNSIGNED = "s16 s32 s64", "u16 u32 u64"
+_INT = f"{_UNSIGNED} {_SIGNED}"
+_WORDS = "u32 s32 u64 s64"
+_BITS = "b16 b32 b64"
+_PLAIN = f"{_BITS} {_INT} f32 f64"
+_STORED = f"b8 u8 s8 {_PLAIN}"
+_RND, _INTEGRAL = "rn/rz/rm/rp", "rni/rzi/rmi/rpi"
+_EQUAL = "eq/ne/lt/le/gt/ge"
+_FLOAT = f"{_EQUAL}/equ/neu/ltu/leu/gtu/geu/num/nan"
+_LOGIC = "and/or/xor"
+_SHARED = "shared/shared::cta"
+_SPACE = f"global/{_SHARED}/local"
+_SCOPE = "cta/gpu/sys"
+_L1 = "L1::evict_normal/L1::evict_unchanged/L1::evict_first/L1::evict_last/L1::no_allocate"
+_VECTOR = "v2/v4"
+
+
+def _atomics():
+    """Lines of atom and red: their operations, first with the scopes of all architectures, then with .cluster."""
+    for opcode, order, extra in (
+        ("atom", "relaxed/acquire/release/acq_rel", "/exch/cas"),
+        ("red", "relaxed/release", ""),
+    ):
+        for since, scope in ((75, _SCOPE), (90, "!cluster")):
+            rest = f"{order} {scope} global/{_SHARED}"
+            yield f"{since} | {opcode} | u32 | !add/min/max/inc/dec {rest}"
+            yield f"{since} | {opcode} | s32 u64 | !add/min/max {rest}"
+            yield f"{since} | {opcode} | s64 | !min/max {rest}"
+            yield f"{since} | {opcode} | b32 b64 | !and/or/xor{extra} {rest}"
+            yield f"{since} | {opcode} | f32 f64 | !add {rest}"
+            yield f"{since} | {opcode} | f16 f16x2 | !add !noftz {rest}"
+            yield f"90 | {opcode} | bf16 bf16x2 | !add !noftz {rest}"
+            if extra:
+                yield f"{since} | {opcode} | b16 | !cas {rest}"
+
+
+def _narrowing():
+    """cvt.sat between integers: only where the target lacks some value of the source."""
+    for pair in _pairs(f"{_BYTES} {_INT}", f"{_BYTES} {_INT}").split():
+        (target, to), (source, of) = ((t[0], int(t[1:])) for t in pair.split("."))
+        if to - of < (1 if source == "u" and target == "s" else 0) or (source == "s" and target == "u"):
+            yield pair
+
+
+_BYTES, _NEWLINE = "u8 s8", "\n"
 
 _TABLE = f"""
-add sub | {_INT} | |
-add sub | s32 | sat |
-add sub mul | f32 | rn rz rm rp ftz sat |
-add sub mul | f64 | rn rz rm rp |
-add sub mul | {_HALF} | rn ftz sat |
-add sub addc subc | u32 s32 u64 s64 | cc |
-mad madc | u32 s32 u64 s64 | lo hi cc |
-mul | {_INT} | lo hi wide |
-mad | {_INT} | lo hi wide |
-mad | f32 | rn rz rm rp ftz sat |
-mad | f64 | rn rz rm rp |
-mul24 mad24 | u32 s32 | lo hi |
-fma | f32 | rn rz rm rp ftz sat |
-fma | f64 | rn rz rm rp |
-fma | {_HALF} | rn ftz sat relu |
-div rem | {_INT} | |
-div | f32 | approx full rn rz rm rp ftz |
-div | f64 | rn rz rm rp |
-rcp sqrt | f32 | approx rn rz rm rp ftz |
-rcp sqrt | f64 | rn rz rm rp approx ftz |
-rsqrt | f32 f64 | approx ftz |
-ex2 lg2 sin cos tanh | f32 | approx ftz |
-ex2 tanh | {_HALF} | approx ftz |
-abs neg | s16 s32 s64 | |
-abs neg | f32 f64 {_HALF} | ftz |
-min max | {_INT} | |
-min max | f32 f64 {_HALF} | ftz NaN xorsign abs |
-copysign | f32 f64 | |
-testp | f32 f64 | finite infinite number notanumber normal subnormal |
-sad | {_INT} | |
-dp4a | u32 s32 | |
-popc clz brev | b32 b64 | |
-bfind | u32 s32 u64 s64 | shiftamt |
-bfe | u32 s32 u64 s64 | |
-bfi | b32 b64 | |
-bmsk | b32 | clamp wrap |
-and or xor not cnot | pred b16 b32 b64 | |
-shl | b16 b32 b64 | |
-shr | b16 b32 b64 u16 u32 u64 s16 s32 s64 | |
-shf | b32 | l r clamp wrap |
-prmt | b32 | f4e b4e rc8 ecl ecr rc16 |
-lop3 | b32 | |
-setp | b16 b32 b64 {_INT} f32 f64 f16 bf16 | {_COMPARE} and or xor ftz |
-set | b16 b32 b64 u32 s32 f32 f64 u16 s16 u64 s64 | {_COMPARE} ftz |
-selp | {_BITS} | |
-slct | {_BITS} | ftz |
-mov | pred {_BITS} | |
-cvt | u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64 | rn rz rm rp rni rzi rmi rpi ftz sat relu satfinite |
-cvt | f16x2 bf16x2 f32 | rn rz relu satfinite |
-cvt | tf32 f32 | rna rn rz relu satfinite |
-cvta | u32 u64 | to global {_SHARED} local const param |
-isspacep | | global {_SHARED} local const param |
-ld ldu | {_BITS} | global {_SHARED} local param const {_CACHE} |
-st | {_BITS} | global {_SHARED} local param {_CACHE} |
-prefetch prefetchu discard applypriority | | global local L1 L2 L2::evict_last L2::evict_normal L2::128B tensormap |
-atom red | u32 s32 u64 s64 b32 b64 b16 | global {_SHARED} add min max inc dec and or xor exch cas {_ORDER} |
-atom red | f32 f64 f16 f16x2 bf16 bf16x2 | global {_SHARED} add noftz {_ORDER} |
-membar fence | | gl sc proxy alias async global shared::cta {_ORDER} |
-bar barrier | | sync aligned arrive cta |
-bar barrier | pred u32 | red aligned popc and or cta | red
-bar | | warp sync |
-shfl | b32 | sync up down bfly idx |
-vote | pred b32 | sync all any uni ballot |
-match | b32 b64 | sync any all |
-redux | u32 s32 b32 | sync add min max and or xor |
-activemask | b32 | |
-elect | | sync |
-nanosleep | u32 | |
-bra brx | | uni idx |
-ret exit trap brkpt | | uni |
-vprintf | | |
-griddepcontrol | | launch_dependents wait |
-cp | | async ca cg shared shared::cta global L2::64B L2::128B L2::256B | async
-cp | | async commit_group wait_group wait_all | async
-ldmatrix | b16 | sync aligned m8n8 x1 x2 x4 trans shared shared::cta |
-stmatrix | b16 | sync aligned m8n8 x1 x2 x4 trans shared shared::cta |
-movmatrix | b16 | sync aligned m8n8 trans |
-mma | f32 f16 | sync aligned m16n8k16 m16n8k8 row col | m16n8k16
-mma | f32 f16 bf16 | sync aligned m16n8k16 m16n8k8 row col |
+75 | add sub | {_INT} |
+75 | add sub | s32 | !sat
+75 | add sub mul | f32 | {_RND} ftz sat
+75 | add sub mul | f64 | {_RND}
+75 | add sub mul | f16 f16x2 | rn ftz sat
+90 | add sub mul | bf16 bf16x2 | rn
+75 | add sub | {_WORDS} | !cc
+75 | addc subc | {_WORDS} | cc
+75 | mul mad | {_INT} | !lo/hi
+75 | mul mad | u16 s16 u32 s32 | !wide
+75 | mad | {_WORDS} | !lo/hi !cc
+75 | madc | {_WORDS} | !lo/hi cc
+75 | mul24 mad24 | u32 s32 | !lo/hi
+75 | fma mad | f32 | !{_RND} ftz sat
+75 | fma mad | f64 | !{_RND}
+75 | fma | f16 f16x2 | !rn ftz sat
+80 | fma | f16 f16x2 | !rn ftz !relu
+80 | fma | bf16 bf16x2 | !rn relu
+75 | div rem sad | {_INT} |
+75 | div | f32 | !approx/full/{_RND} ftz
+75 | rcp sqrt | f32 | !approx/{_RND} ftz
+75 | div rcp sqrt | f64 | !{_RND}
+75 | rcp | f64 | !approx !ftz
+75 | rsqrt | f64 | !approx ftz
+75 | rsqrt ex2 lg2 sin cos | f32 | !approx ftz
+75 | tanh | f32 | !approx
+75 | ex2 tanh | f16 f16x2 | !approx
+90 | ex2 | bf16 bf16x2 | !approx !ftz
+90 | tanh | bf16 bf16x2 | !approx
+75 | abs neg | {_SIGNED} f64 |
+75 | abs neg | f32 f16 f16x2 | ftz
+80 | abs neg | bf16 bf16x2 |
+75 | min max | {_INT} f64 |
+75 | min max | f32 | ftz
+80 | min max | f32 | ftz !NaN
+80 | min max | f16 f16x2 | ftz NaN
+80 | min max | bf16 bf16x2 | NaN
+86 | min max | f32 f16 f16x2 | ftz NaN !xorsign !abs
+86 | min max | bf16 bf16x2 | NaN !xorsign !abs
+100 | min:4 max:4 | f32 | ftz NaN abs
+75 | copysign | f32 f64 |
+75 | testp | f32 f64 | !finite/infinite/number/notanumber/normal/subnormal
+75 | dp4a | u32.u32 u32.s32 s32.u32 s32.s32 |
+75 | dp2a | u32.u32 u32.s32 s32.u32 s32.s32 | !lo/hi
+75 | popc clz brev bfi | b32 b64 |
+75 | bfe | {_WORDS} |
+75 | bfind | {_WORDS} | shiftamt
+75 | bmsk | b32 | !clamp/wrap
+75 | and or xor not | pred {_BITS} |
+75 | cnot shl | {_BITS} |
+75 | shr | {_BITS} {_INT} |
+75 | shf | b32 | !l/r !clamp/wrap
+75 | prmt | b32 | f4e/b4e/rc8/ecl/ecr/rc16
+75 | lop3 | b32 |
+75 | setp | {_BITS} | !eq/ne {_LOGIC}
+75 | setp | {_SIGNED} | !{_EQUAL} {_LOGIC}
+75 | setp | {_UNSIGNED} | !{_EQUAL}/lo/ls/hi/hs {_LOGIC}
+75 | setp | f32 f16 | !{_FLOAT} {_LOGIC} ftz
+75 | setp | f64 | !{_FLOAT} {_LOGIC}
+90 | setp | bf16 | !{_FLOAT} {_LOGIC}
+75 | set | {_pairs("u32 s32 f32", _BITS)} | !eq/ne
+75 | set | {_pairs("u32 s32 f32", _SIGNED)} s32.s32 | !{_EQUAL}
+75 | set | {_pairs("u32 s32 f32", _UNSIGNED)} u32.u32 | !{_EQUAL}/lo/ls/hi/hs
+75 | set | u32.f32 s32.f32 f32.f32 | !{_FLOAT} ftz
+75 | set | {_pairs("u32 s32 f32", "f64")} | !{_FLOAT}
+75 | selp | {_PLAIN} |
+75 | slct | {_pairs(_PLAIN, "s32")} s32.s32 |
+75 | slct | {_pairs(_PLAIN, "f32")} f32.f32 | ftz
+75 | mov | pred {_PLAIN} |
+75 | cvt | {_pairs(f"{_BYTES} {_INT}", f"{_BYTES} {_INT}")} {" ".join(f"{t}.{t}" for t in f"{_BYTES} {_INT}".split())} |
+75 | cvt | {" ".join(_narrowing())} | !sat
+75 | cvt | {_pairs(f"{_BYTES} {_INT}", "f16 f64")} | !{_INTEGRAL} sat
+75 | cvt | {_pairs(f"{_BYTES} {_INT}", "f32")} | !{_INTEGRAL} ftz sat
+75 | cvt | {_pairs("f16 f64", f"{_BYTES} {_INT}")} | !{_RND} sat
+75 | cvt | {_pairs("f32", f"{_BYTES} {_INT}")} | !{_RND} ftz sat
+90 | cvt | {_pairs(_INT, "bf16")} | !{_INTEGRAL}
+90 | cvt | {_pairs("bf16", _INT)} | !{_RND}
+75 | cvt | f64.f16 | sat
+75 | cvt | f32.f16 f64.f32 | ftz sat
+80 | cvt | f32.bf16 |
+90 | cvt | f64.bf16 |
+75 | cvt | f32.f64 f16.f32 | !{_RND} ftz sat
+75 | cvt | f16.f64 | !{_RND} sat
+90 | cvt | bf16.f64 bf16.f16 f16.bf16 | !{_RND}
+75 | cvt | f16.f16 f64.f64 | {_INTEGRAL} sat
+90 | cvt | bf16.bf16 | !{_INTEGRAL}
+75 | cvt | f32.f32 | {_INTEGRAL} ftz sat
+80 | cvt | bf16.f32 | !{_RND} ftz
+80 | cvt | bf16.f32 f16.f32 | !rn/rz relu satfinite
+80 | cvt | f16x2.f32 bf16x2.f32 | !rn/rz relu satfinite
+80 | cvt | tf32.f32 | !rna satfinite
+90 | cvt | tf32.f32 | !rn/rz relu
+100 | cvt | tf32.f32 | !rn/rz relu !satfinite
+75 | cvta | u32 u64 | to !global/{_SHARED}/local/const/param
+75 | isspacep | | !global/{_SHARED}/local/const/param
+75 | ld | {_STORED} | weak {_SPACE}/param/const {_VECTOR} ca/cg/cs/lu/cv
+75 | ld | {_STORED} | weak global {_VECTOR} {_L1} L2::64B/L2::128B
+80 | ld | {_STORED} | weak global {_VECTOR} {_L1} !L2::256B
+75 | ld | {_STORED} | !global {_VECTOR} ca/cg/cs !nc
+75 | ld | {_STORED} | !global {_VECTOR} !nc {_L1} L2::64B/L2::128B
+80 | ld | {_STORED} | !global {_VECTOR} !nc {_L1} !L2::256B
+75 | ld | {_STORED} | !volatile global/{_SHARED} {_VECTOR}
+75 | ld | {_STORED} | !relaxed/acquire !{_SCOPE} global/{_SHARED} {_VECTOR} {_L1} L2::64B/L2::128B
+90 | ld | {_STORED} | !relaxed/acquire !cluster global/{_SHARED} {_VECTOR} {_L1} L2::64B/L2::128B
+75 | ld | {_STORED} | !mmio !relaxed !sys global
+100 | ld | b32 u32 s32 f32 | weak !global !v8 nc {_L1}
+100 | ld | b64 u64 s64 f64 | weak !global !v4 nc {_L1}
+75 | ldu | {_STORED} | global {_VECTOR}
+75 | st | {_STORED} | weak {_SPACE}/param {_VECTOR} wb/cg/cs/wt
+75 | st | {_STORED} | weak global {_VECTOR} {_L1}
+75 | st | {_STORED} | !volatile global/{_SHARED} {_VECTOR}
+75 | st | {_STORED} | !relaxed/release !{_SCOPE} global/{_SHARED} {_VECTOR} {_L1}
+90 | st | {_STORED} | !relaxed/release !cluster global/{_SHARED} {_VECTOR} {_L1}
+75 | st | {_STORED} | !mmio !relaxed !sys global
+100 | st | b32 u32 s32 f32 | weak !global !v8 {_L1}
+100 | st | b64 u64 s64 f64 | weak !global !v4 {_L1}
+75 | prefetch | | global/local !L1/L2/L2::evict_last/L2::evict_normal
+75 | prefetchu | | !L1
+80 | discard | | global !L2
+80 | applypriority | | global !L2::evict_normal
+{_NEWLINE.join(_atomics())}
+75 | membar | | !cta/gl/sys
+75 | fence | | sc/acq_rel !{_SCOPE}
+90 | fence | | sc/acq_rel/acquire/release !{_SCOPE}/cluster
+75 | fence membar | | !proxy !alias
+90 | fence | | !proxy !async global/{_SHARED}
+75 | bar | | cta !sync/arrive
+75 | bar | u32 | cta !red !popc
+75 | bar | pred | cta !red !and/or
+75 | barrier | | cta !sync/arrive aligned
+75 | barrier | u32 | cta !red !popc aligned
+75 | barrier | pred | cta !red !and/or aligned
+75 | bar | | !warp !sync
+75 | shfl | b32 | !sync !up/down/bfly/idx
+75 | vote | pred | !sync !all/any/uni
+75 | vote | b32 | !sync !ballot
+75 | match | b32 b64 | !sync !any/all
+80 | redux | u32 s32 | !sync !add/min/max
+80 | redux | b32 | !sync !{_LOGIC}
+75 | activemask | b32 |
+90 | elect | | !sync
+75 | nanosleep | u32 |
+75 | bra ret exit call | | uni
+75 | brx | | !idx uni
+75 | trap brkpt vprintf | |
+90 | griddepcontrol | | !launch_dependents/wait
+80 | cp | | !async !ca/cg !{_SHARED} !global L2::64B/L2::128B/L2::256B
+80 | cp | | !async !commit_group/wait_group/wait_all
+75 | ldmatrix | b16 | !sync !aligned !m8n8 !x1/x2/x4 trans {_SHARED}
+90 | stmatrix | b16 | !sync !aligned !m8n8 !x1/x2/x4 trans {_SHARED}
+75 | movmatrix | b16 | !sync !aligned !m8n8 !trans
+75 | mma | f32.f16.f16.f32 | !sync !aligned !m16n8k8 !row !col
+80 | mma | f32.f16.f16.f32 | !sync !aligned !m16n8k16 !row !col
+80 | mma | f32.bf16.bf16.f32 | !sync !aligned !m16n8k16/m16n8k8 !row !col
 """
 
 TYPES = frozenset(
@@ -102,18 +222,53 @@ TYPES = frozenset(
 )
 
 
-def _parse_table():
-    forms = {}
-    for line in _TABLE.strip().splitlines():
-        opcodes, types, optional, required = (part.split() for part in line.split("|"))
+@dataclass(frozen=True)
+class Line:
+    """One line of the table for one opcode: `types` are sequences of suffixes, `groups` pairs (modifiers, required)."""
+
+    since: int
+    opcode: str
+    operands: int | None
+    types: frozenset
+    groups: tuple
+
+    def admits(self, instruction):
+        """Whether the instruction is one of this line: its types, and one or no modifier of every group."""
+        if tuple(types_of(instruction)) not in self.types:
+            return False
+        if self.operands is not None and len(instruction.operands) != self.operands:
+            return False
+        rest = [m for m in instruction.modifiers if m not in TYPES]
+        taken = 0
+        for names, required in self.groups:
+            count = sum(m in names for m in rest)
+            if count > 1 or (required and not count):
+                return False
+            taken += count
+        return taken == len(rest)
+
+    def spellings(self):
+        """Every instruction of the line, as (modifiers, types)."""
+        choices = [[(name,) for name in names] + ([] if required else [()]) for names, required in self.groups]
+        for types in sorted(self.types):
+            for chosen in itertools.product(*choices):
+                yield tuple(name for one in chosen for name in one), types
+
+
+def _lines():
+    found = {}
+    for text in _TABLE.strip().splitlines():
+        since, opcodes, types, groups = (part.split() for part in text.split("|"))
+        types = frozenset(tuple(t.split(".")) for t in types) or frozenset([()])
+        groups = tuple((tuple(g.lstrip("!").split("/")), g[0] == "!") for g in groups)
         for opcode in opcodes:
-            forms.setdefault(opcode, []).append(
-                (frozenset(types) | frozenset(optional) | frozenset(required), frozenset(required))
-            )
-    return forms
+            name, _, operands = opcode.partition(":")
+            count = int(operands) if operands else 3 if name in ("min", "max") else None
+            found.setdefault(name, []).append(Line(int(since[0]), name, count, types, groups))
+    return found
 
 
-_FORMS = _parse_table()
+LINES = _lines()
 
 
 def types_of(instruction):
@@ -121,49 +276,24 @@ def types_of(instruction):
     return [m for m in instruction.modifiers if m in TYPES]
 
 
-def supported(instruction):
-    """Whether the table admits an instruction with all its modifiers."""
-    modifiers = frozenset(instruction.modifiers)
-    if instruction.opcode == "mma" and instruction.modifiers[-1] == "f16":  # float16 accumulators
-        return False
-    return any(
-        modifiers <= allowed and required <= modifiers for allowed, required in _FORMS.get(instruction.opcode, ())
-    )
-
-
-# (since, opcodes, modifiers of which one must be there): the first architecture that has them.
-_SINCE = (
-    (75, {"tanh"}, None),
-    (80, {"cp"}, {"async"}),
-    (80, {"redux"}, None),
-    (80, {"mma"}, {"m16n8k16", "bf16"}),
-    (80, {"fma", "cvt", "min", "max", "neg", "abs"}, {"bf16", "bf16x2"}),
-    (80, {"cvt"}, {"f16x2", "tf32", "relu"}),
-    (80, {"min", "max"}, {"f16", "f16x2", "NaN"}),
-    (86, {"min", "max"}, {"xorsign"}),
-    (90, {"stmatrix", "elect", "griddepcontrol"}, None),
-    (90, {"add", "sub", "mul", "ex2", "tanh", "setp", "atom", "red"}, {"bf16", "bf16x2"}),
-)
-
-
 def first_architecture(instruction):
-    """The compute capability (times 10) that an instruction needs, as far as it matters from sm_75 on."""
-    modifiers = set(instruction.modifiers)
-    rules = (rule for rule in _SINCE if instruction.opcode in rule[1])
-    return max((since for since, _, some in rules if not some or some & modifiers), default=70)
+    """The compute capability (times 10) that an instruction needs, as far as it matters from sm_75 on; None if the
+    simulator does not know the instruction."""
+    return min((line.since for line in LINES.get(instruction.opcode, ()) if line.admits(instruction)), default=None)
 
 
 def check_support(function, arch):
     """Raise NotImplementedError with every instruction of a kernel, one a line, that the simulator does
     not know, or that the architecture does not have."""
     capability = int(arch[3:])
-    early = [i for i in function.code if first_architecture(i) > capability]
-    if early:
-        lines = [f"  {i} needs sm_{first_architecture(i)} (PTX line {i.line}, {i.where})" for i in early]
-        raise NotImplementedError("\n".join([f"{function.name}: {arch} does not have these instructions:", *lines]))
-    unknown = [instruction for instruction in function.code if not supported(instruction)]
+    since = {i: first_architecture(i) for i in function.code}
+    unknown = [i for i in function.code if since[i] is None]
     if unknown:
         lines = [f"  {i} (PTX line {i.line}{', ' + i.where if i.source else ''})" for i in unknown]
         raise NotImplementedError(
             "\n".join([f"{function.name}: the simulator does not know these instructions:", *lines])
         )
+    early = [i for i in function.code if since[i] > capability]
+    if early:
+        lines = [f"  {i} needs sm_{since[i]} (PTX line {i.line}, {i.where})" for i in early]
+        raise NotImplementedError("\n".join([f"{function.name}: {arch} does not have these instructions:", *lines]))

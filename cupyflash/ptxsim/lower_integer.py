@@ -168,6 +168,13 @@ def dp4a(t, i, types):
     t.define(d, value, "s32")
 
 
+def dp2a(t, i, types):
+    d, a, b, c = i.operands
+    high = "hi" in i.modifiers
+    value = t.let(f"dp2a({t.use(a, types[0])}, {t.use(b, types[1])}, {t.use(c, 'u32')}, {high})", "i4")
+    t.define(d, value, "s32")
+
+
 # -- predicates and selection ----------------------------------------------------------------------------
 _COMPARE = {
     "eq": "==",
@@ -307,6 +314,7 @@ INTEGER = {
     "prmt": prmt,
     "lop3": lop3,
     "dp4a": dp4a,
+    "dp2a": dp2a,
     "setp": setp,
     "set": set_,
     "selp": selp,

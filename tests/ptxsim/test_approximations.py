@@ -104,6 +104,9 @@ def single():
     yield from table("rcp", reciprocal, lambda ftz: within_ulps(1, ftz=ftz), (*ARGUMENTS, *POSITIVE))
     yield from table("rsqrt", reciprocal_sqrt, lambda ftz: within_relative(2.0**-22.9), POSITIVE)
     yield from table("sqrt", square_root, lambda ftz: within_relative(2.0**-22), POSITIVE)
+    yield Instruction(
+        "rsqrt.approx.f64", "f64 -> f64", reciprocal_sqrt, accept=within_relative(2.0**-51), values=(POSITIVE,)
+    )
     tanh = Instruction("tanh.approx.f32", one, math.tanh, accept=within_relative(2.0**-11), values=(ARGUMENTS,))
     yield tanh
 

@@ -40,7 +40,7 @@ def to_integers():
     for source in FLOATS:
         for target in INTEGERS[2:] if source == "bf16" else INTEGERS:
             for suffix, mode in INTEGRAL.items():
-                for text, on in flags("ftz", "sat") if source == "f32" else flags("sat"):
+                for text, on in flags(*{"f32": ("ftz", "sat"), "bf16": ()}.get(source, ("sat",))):
 
                     def formula(x, mode=mode, t=target, on=on):
                         if math.isnan(x):
@@ -57,7 +57,7 @@ def from_integers():
             if target == "bf16" and source.endswith("8"):
                 continue
             for suffix, mode in ROUNDING.items():
-                for text, on in flags("sat") if target != "bf16" else flags():
+                for text, on in flags(*{"f32": ("ftz", "sat"), "bf16": ()}.get(target, ("sat",))):
 
                     def formula(a, mode=mode, fmt=TYPES[target].fmt, on=on):
                         y = exact.rounded(Fraction(a), fmt, mode)
@@ -68,20 +68,32 @@ def from_integers():
 
 def between_floats():
     """Widening is exact; narrowing rounds; to the same type only integral roundings make sense."""
-    for source, target in (("f16", "f32"), ("f16", "f64"), ("f32", "f64"), ("bf16", "f32"), ("bf16", "f64")):
-        choices = flags("ftz", "sat") if source == "f32" else flags("sat") if source == "f16" else flags()
-        for text, on in choices:
+    for source, target, names in (
+        ("f16", "f32", ("ftz", "sat")),
+        ("f16", "f64", ("sat",)),
+        ("f32", "f64", ("ftz", "sat")),
+        ("bf16", "f32", ()),
+        ("bf16", "f64", ()),
+    ):
+        for text, on in flags(*names):
 
-            def formula(x, on=on, keep=source == "bf16"):
+            def formula(x, on=on, keep=source == "bf16", flush="ftz" in on and source == "f32"):
                 if keep and math.isnan(x):
                     return None
-                x = exact.flushed(x) if "ftz" in on else x
+                x = exact.flushed(x) if flush else x
                 return saturated(x) if "sat" in on else x
 
             yield cvt(text, source, target, formula)
-    for source, target in (("f64", "f32"), ("f64", "f16"), ("f32", "f16"), ("f64", "bf16")):
+    for source, target, names in (
+        ("f64", "f32", ("ftz", "sat")),
+        ("f64", "f16", ("sat",)),
+        ("f32", "f16", ("ftz", "sat")),
+        ("f32", "bf16", ("ftz",)),
+        ("f64", "bf16", ()),
+        ("f16", "bf16", ()),
+        ("bf16", "f16", ()),
+    ):
         for suffix, mode in ROUNDING.items():
-            names = ("ftz", "sat") if "f32" in (source, target) else ("sat",) if target == "f16" else ()
             for text, on in flags(*names):
                 yield cvt(f".{suffix}{text}", source, target, narrowing(target, mode, on))
 
@@ -103,10 +115,10 @@ def narrowing(target, mode, on):
 
 
 def same_type():
-    for t in ("f16", "f32", "f64"):
+    for t in FLOATS:
         for suffix, mode in (("", None), *((f".{s}", m) for s, m in INTEGRAL.items())):
-            for text, on in flags("ftz", "sat") if t == "f32" else flags("sat"):
-                if not suffix and not text:
+            for text, on in flags(*{"f32": ("ftz", "sat"), "bf16": ()}.get(t, ("sat",))):
+                if t == "bf16" and not suffix:
                     continue
 
                 def formula(x, mode=mode, on=on):
@@ -135,7 +147,7 @@ def pairs():
                 def one(x, fmt=fmt, mode=ROUNDING[suffix], on=on):
                     return clipped(exact.convert(x, fmt, mode), fmt, on)
 
-                if t == "bf16" or on:
+                if on:
                     yield cvt(f".{suffix}{text}", "f32", t, one)
                 yield form(f"cvt.{suffix}{text}.{t}x2.f32", f"f32 f32 -> {t}x2", lambda a, b, f=one: (f(b), f(a)))
     for suffix, mode in (("rna", "na"), ("rn", "n"), ("rz", "z")):

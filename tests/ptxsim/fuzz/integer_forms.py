@@ -130,6 +130,8 @@ def words():
         for u in ("u32", "s32"):
             result = "u32" if t == u == "u32" else "s32"
             yield form(f"dp4a.{t}.{u}", f"b32 b32 {result} -> {result}", dot(t, u))
+            for half in ("lo", "hi"):
+                yield form(f"dp2a.{half}.{t}.{u}", f"b32 b32 {result} -> {result}", short_dot(t, u, half))
 
 
 def low24(t, half):
@@ -140,12 +142,19 @@ def low24(t, half):
     return lambda a, b: factor(a) * factor(b) >> (16 if half == "hi" else 0)
 
 
-def dot(t, u):
-    def part(x, k, kind):
-        byte = x >> 8 * k & 255
-        return byte - 256 if kind == "s32" and byte >> 7 else byte
+def part(x, k, bits, kind):
+    """The k-th field of a word, signed or not."""
+    field = x >> bits * k & (1 << bits) - 1
+    return field - (1 << bits) if kind == "s32" and field >> bits - 1 else field
 
-    return lambda a, b, c: c + sum(part(a, k, t) * part(b, k, u) for k in range(4))
+
+def dot(t, u):
+    return lambda a, b, c: c + sum(part(a, k, 8, t) * part(b, k, 8, u) for k in range(4))
+
+
+def short_dot(t, u, half):
+    at = 2 if half == "hi" else 0
+    return lambda a, b, c: c + sum(part(a, k, 16, t) * part(b, at + k, 8, u) for k in range(2))
 
 
 def all_forms():
