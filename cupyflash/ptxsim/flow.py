@@ -100,7 +100,7 @@ def registers_of(operand):
 
 _NO_RESULT = {
     "st", "red", "bra", "brx", "ret", "exit", "trap", "brkpt", "bar", "barrier", "cp", "membar", "fence", "nanosleep",
-    "prefetch", "prefetchu", "stmatrix", "vprintf", "discard", "applypriority", "griddepcontrol",
+    "prefetch", "prefetchu", "stmatrix", "vprintf", "__assertfail", "applypriority", "griddepcontrol",
 }  # fmt: skip
 
 

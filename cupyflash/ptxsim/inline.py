@@ -50,8 +50,8 @@ class _Inliner:
             self.result.tables[name + suffix] = [t + suffix for t in targets]
 
     def call(self, instruction, operands, guard, stack):
-        results, name, arguments = _call_operands(operands)
-        if name == "vprintf":
+        results, name, arguments = _call_operands(instruction, operands)
+        if name in ("vprintf", "__assertfail"):
             self.result.code.append(
                 dataclasses.replace(instruction, opcode=name, modifiers=(), operands=arguments, guard=guard)
             )
@@ -59,7 +59,8 @@ class _Inliner:
         callee = self.functions.get(name)
         if callee is None or name in stack:
             why = "recursion" if callee else "a function outside the module"
-            raise NotImplementedError(f"{instruction.where}: {instruction} {name}: {why} is not supported")
+            place = f"PTX line {instruction.line}, {instruction.where}"
+            raise NotImplementedError(f"{instruction} {name} ({place}): {why} is not supported")
         self.calls += 1
         suffix = f"@{self.calls}"
         after = f"return{suffix}"
@@ -99,11 +100,12 @@ class _Inliner:
         return operand
 
 
-def _call_operands(operands):
+def _call_operands(instruction, operands):
     """(result variables, callee's name, argument variables) of `(r), f, (a, b)`."""
     at = next((n for n, o in enumerate(operands) if isinstance(o, Label)), None)
     if at is None or len(operands) > at + 2:
-        raise NotImplementedError("calls through function pointers are not supported")
+        place = f"PTX line {instruction.line}, {instruction.where}"
+        raise NotImplementedError(f"{instruction} ({place}): calls through function pointers are not supported")
     plain = lambda group: tuple(o.base if isinstance(o, Address) else o for o in group)  # noqa: E731
     results = plain(operands[0]) if at else ()
     arguments = plain(operands[at + 1]) if len(operands) > at + 1 else ()

@@ -8,6 +8,8 @@ the order of modifiers is free, as compilers differ in it. `min:4` is a min with
 import itertools
 from dataclasses import dataclass
 
+from .syntax import Address, Label, Memory, Pair, Special
+
 
 def _pairs(targets, sources):
     """All `target.source` of two lists of types, but for equal ones."""
@@ -179,7 +181,6 @@ _TABLE = f"""
 100 | st | b64 u64 s64 f64 | weak !global !v4 {_L1}
 75 | prefetch | | global/local !L1/L2/L2::evict_last/L2::evict_normal
 75 | prefetchu | | !L1
-80 | discard | | global !L2
 80 | applypriority | | global !L2::evict_normal
 {_NEWLINE.join(_atomics())}
 75 | membar | | !cta/gl/sys
@@ -205,7 +206,7 @@ _TABLE = f"""
 75 | nanosleep | u32 |
 75 | bra ret exit call | | uni
 75 | brx | | !idx uni
-75 | trap brkpt vprintf | |
+75 | trap brkpt vprintf __assertfail | |
 90 | griddepcontrol | | !launch_dependents/wait
 80 | cp | | !async !ca/cg !{_SHARED} !global L2::64B/L2::128B/L2::256B
 80 | cp | | !async !commit_group/wait_group/wait_all
@@ -282,17 +283,69 @@ def first_architecture(instruction):
     return min((line.since for line in LINES.get(instruction.opcode, ()) if line.admits(instruction)), default=None)
 
 
+_SPECIALS = frozenset(
+    "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_ge lanemask_gt "
+    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size _".split()
+) | {f"{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
+
+
+# Numbers of operands -> the opcodes that take so many; addc, subc and madc have the carry flag as one more.
+_COUNTS = {
+    (1,): "activemask nanosleep bra",
+    (2,): "abs neg not cnot popc clz brev bfind rcp sqrt rsqrt ex2 lg2 sin cos tanh testp mov ld ldu st red cvta "
+    "isspacep ldmatrix stmatrix movmatrix elect brx",
+    (3,): "add sub mul mul24 div rem copysign and or xor shl shr bmsk set vote match redux",
+    (4,): "fma mad mad24 sad bfe shf prmt selp slct dp4a dp2a mma addc subc",
+    (5,): "bfi lop3 shfl madc",
+    (2, 3): "cvt",
+    (3, 4): "setp atom",
+}
+_OPERANDS = {opcode: counts for counts, opcodes in _COUNTS.items() for opcode in opcodes.split()}
+
+
+def unknown_operand(operand):
+    """The first part of an operand that has no meaning here, or None."""
+    if isinstance(operand, Special):
+        return None if operand.name in _SPECIALS else f"%{operand.name}"
+    if isinstance(operand, Label):
+        return operand.name
+    if isinstance(operand, Memory):
+        operand = operand.address
+        if isinstance(operand, tuple):
+            return "an operand of textures, surfaces or tensor maps"
+    if isinstance(operand, Address):
+        return unknown_operand(operand.base)
+    if isinstance(operand, Pair):
+        operand = (operand.value, operand.predicate)
+    if isinstance(operand, tuple):
+        return next((u for u in map(unknown_operand, operand) if u is not None), None)
+    return None
+
+
+def _complaint(instruction):
+    """Why an instruction is not supported, or None."""
+    if first_architecture(instruction) is None:
+        return str(instruction)
+    named = instruction.operands if instruction.opcode not in ("bra", "brx") else instruction.operands[:-1]
+    if len(instruction.operands) not in _OPERANDS.get(instruction.opcode, (len(instruction.operands),)):
+        return f"{instruction} with {len(instruction.operands)} operands"
+    if instruction.opcode == "mov" and all(isinstance(o, tuple) for o in instruction.operands):
+        return f"{instruction} from vector to vector"
+    unknown = unknown_operand(named)
+    return None if unknown is None else f"{instruction} with {unknown}"
+
+
 def check_support(function, arch):
     """Raise NotImplementedError with every instruction of a kernel, one a line, that the simulator does
     not know, or that the architecture does not have."""
     capability = int(arch[3:])
-    since = {i: first_architecture(i) for i in function.code}
-    unknown = [i for i in function.code if since[i] is None]
+    unknown = [(i, text) for i in function.code if (text := _complaint(i))]
     if unknown:
-        lines = [f"  {i} (PTX line {i.line}{', ' + i.where if i.source else ''})" for i in unknown]
+        lines = [f"  {text} (PTX line {i.line}{', ' + i.where if i.source else ''})" for i, text in unknown]
         raise NotImplementedError(
             "\n".join([f"{function.name}: the simulator does not know these instructions:", *lines])
         )
+    since = {i: first_architecture(i) for i in function.code}
     early = [i for i in function.code if since[i] > capability]
     if early:
         lines = [f"  {i} needs sm_{since[i]} (PTX line {i.line}, {i.where})" for i in early]

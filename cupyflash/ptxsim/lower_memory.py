@@ -168,8 +168,14 @@ def vprintf(t, i, types):
     t.line(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})")
 
 
+def assertfail(t, i, types):
+    text, _, line, *_ = (o.offset for o in i.operands)
+    t.line(f"assertfail(x, {t.mask()}, {text}, {line}, {t.site(i)})")
+
+
 MEMORY = {
     "vprintf": vprintf,
+    "__assertfail": assertfail,
     "ld": load,
     "ldu": load,
     "st": store,
@@ -184,7 +190,6 @@ MEMORY = {
         (
             "prefetch",
             "prefetchu",
-            "discard",
             "applypriority",
             "nanosleep",
             "griddepcontrol",

@@ -346,10 +346,14 @@ class _Parser:
         text = self.take()
         if text == "[":
             address = self.simple_operand()
+            if self.peek() == ",":  # of a texture or a tensor map
+                parts = [address]
+                while self.accept(","):
+                    parts.append(self.simple_operand())
+                self.expect("]")
+                return Memory(tuple(parts))
             if not isinstance(address, Address):
                 address = Address(None, address.value) if isinstance(address, Literal) else Address(address)
-            if self.peek() == ",":
-                raise ParseError(f"PTX line {self.lines[self.at]}: texture and tensor operands are not supported")
             self.expect("]")
             return Memory(address)
         if text in ("{", "("):

@@ -1,4 +1,7 @@
-"""printf in kernels: `vprintf(format, arguments)`, where arguments lie in local memory, naturally aligned."""
+"""printf and assert in kernels: calls of `vprintf(format, arguments)` and `__assertfail(text, file, line, ...)`.
+
+The arguments of printf lie in local memory, naturally aligned.
+"""
 
 import ctypes
 import re
@@ -24,6 +27,19 @@ def vprintf(x, m, format_at, arguments_at, ins):
         lanes = active & (formats == pointer)
         texts |= zip(np.flatnonzero(lanes).tolist(), _lines(x, lanes, int(pointer), buffers, ins), strict=True)
     sys.stdout.write("".join(texts[lane] for lane in sorted(texts)))
+
+
+def assertfail(x, m, text_at, line_at, ins):
+    """Stop at the first active lane. Arguments: where in local memory the expression and the line number lie."""
+    if m is not None and not m.any():
+        return
+    lane = 0 if m is None or m.size == 1 else int(np.argmax(m))
+    pointer, line = (
+        int(np.broadcast_to(load(x, m, x.local, np.array([at], np.uint32), size, ins), x.n)[lane])
+        for at, size in ((text_at, 8), (line_at, 4))
+    )
+    text = ctypes.string_at(pointer).decode(errors="replace")
+    raise x.error(ins, lane, f"assertion failed, line {line}: {text}")
 
 
 def _lines(x, lanes, pointer, buffers, ins):
