@@ -164,7 +164,7 @@ _TABLE = f"""
 75 | ld | {_STORED} | !global {_VECTOR} ca/cg/cs !nc
 75 | ld | {_STORED} | !global {_VECTOR} !nc {_L1} L2::64B/L2::128B
 80 | ld | {_STORED} | !global {_VECTOR} !nc {_L1} !L2::256B
-75 | ld | {_STORED} | !volatile global/{_SHARED} {_VECTOR}
+75 | ld | {_STORED} | !volatile {_SPACE} {_VECTOR}
 75 | ld | {_STORED} | !relaxed/acquire !{_SCOPE} global/{_SHARED} {_VECTOR} {_L1} L2::64B/L2::128B
 90 | ld | {_STORED} | !relaxed/acquire !cluster global/{_SHARED} {_VECTOR} {_L1} L2::64B/L2::128B
 75 | ld | {_STORED} | !mmio !relaxed !sys global
@@ -173,7 +173,7 @@ _TABLE = f"""
 75 | ldu | {_STORED} | global {_VECTOR}
 75 | st | {_STORED} | weak {_SPACE}/param {_VECTOR} wb/cg/cs/wt
 75 | st | {_STORED} | weak global {_VECTOR} {_L1}
-75 | st | {_STORED} | !volatile global/{_SHARED} {_VECTOR}
+75 | st | {_STORED} | !volatile {_SPACE} {_VECTOR}
 75 | st | {_STORED} | !relaxed/release !{_SCOPE} global/{_SHARED} {_VECTOR} {_L1}
 90 | st | {_STORED} | !relaxed/release !cluster global/{_SHARED} {_VECTOR} {_L1}
 75 | st | {_STORED} | !mmio !relaxed !sys global

@@ -51,7 +51,7 @@ INDIRECTLY = {
     "call": ("__noinline__",),
     "bra": ("if (",),
     "brx": ("switch (",),
-    "cvta": ("__cvta",),
+    "cvta": ("pointers",),
     "ret": ("return",),
     "exit": ("return",),
 }

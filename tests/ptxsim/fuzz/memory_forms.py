@@ -24,7 +24,7 @@ class MemoryForm(Form):
 
 def accesses():
     for space in SPACES:
-        for cache in CACHE if space != "local" else ("",):
+        for cache in CACHE if space != "local" else ("", "volatile"):
             for vector in ("", "v2", "v4"):
                 for t in ELEMENTS:
                     count = int(vector[1:] or 1)
