@@ -28,6 +28,7 @@ class Program:
         self.communicates = communicates(function)
         self.blocks = basic_blocks(function)
         self.constants = Constants()
+        self.memo = {}  # what checks work out once for all launches
         self.undefinable = may_be_undefined(self) if sanitized else frozenset()
         self.lock = threading.Lock()
         self.specials = {}  # name -> position among the registers

@@ -24,7 +24,7 @@ class Order:
         self.acquired = np.zeros(chunk.n // WARP, np.int64)  # by anybody
         self.fenced = np.zeros(chunk.count, np.int64)  # the last fence of a block
         self.known = None  # [block, warp, other warp]: by that other warp, from barriers of a part of the block
-        self.arrivals = {}  # (block, barrier) -> what the warps at bar.arrive know
+        self.arrivals = {}  # (block, barrier) -> what each warp at bar.arrive knows and has acquired
         self.limit = latest(now)
 
     # -- events --------------------------------------------------------------------------------------
@@ -56,10 +56,12 @@ class Order:
         inner = warps - block * (self.pitch // WARP)
         number = int(self.chunk.barriers.waiting[lanes[0]])
         before = self.knowledge(block, inner, now)
-        for other in self.arrivals.pop((block, number), []):
+        acquired = self.acquired[warps].max()
+        for other, theirs in self.arrivals.pop((block, number), []):
             np.maximum(before, other, out=before)
+            acquired = max(acquired, theirs)
         self.known[block, inner] = before
-        self.acquired[warps] = self.acquired[warps].max()
+        self.acquired[warps] = acquired
 
     def knowledge(self, block, inner, now):
         """What some warps of a block know together, themselves included."""
@@ -75,7 +77,7 @@ class Order:
             at = int(np.argmax(lanes // WARP == warp))
             block, inner = divmod(int(warp), self.pitch // WARP)
             before = self.knowledge(block, np.array([inner]), now)
-            self.arrivals.setdefault((block, int(numbers[at])), []).append(before)
+            self.arrivals.setdefault((block, int(numbers[at])), []).append((before, self.acquired[warp]))
 
     def warp_barrier(self, lanes, now):
         self.warp_done[lanes] = now

@@ -17,7 +17,21 @@ from .copies import Copies
 from .kinds import ATOMIC, COPY, PLAIN, VOLATILE, kinds, only_reads, shortest
 from .order import Order
 from .places import lanes_of
-from .stamps import ONE, WARPMATES, Shadow, event_of, extent, is_pending, lane_of, many_of, stamp, together
+from .stamps import (
+    BLOCKMATES,
+    GRID,
+    ONE,
+    WARPMATES,
+    Shadow,
+    event_of,
+    extent,
+    is_pending,
+    lane_of,
+    many_of,
+    saturated,
+    stamp,
+    together,
+)
 
 _RELEASE = {"release", "acq_rel", "sc"}
 
@@ -30,12 +44,14 @@ class Races(Observer):
 
     def __init__(self, checker):
         self.checker = checker
-        self.program = checker.launch.program
-        self.words = {space: shortest(self.program, space) for space in ("shared", "global")}
+        program = checker.launch.program
+        if "accesses" not in program.memo:
+            words = {space: shortest(program, space) for space in ("shared", "global")}
+            program.memo["accesses"] = kinds(program), words
+        self.kind_of, self.words = program.memo["accesses"]
         self.sites, self.kinds, self.number = [None], [PLAIN], {}
         self.events = array.array("I", [0])  # event -> site
         self.global_ = None
-        self.kind_of = kinds(self.program)
 
     def begin(self, chunk):
         self.order = Order(chunk, self.now)
@@ -144,6 +160,8 @@ class Races(Observer):
         stamps = access.stamps(many)
         old = rows.take(access.index, axis=0)
         if old.max() > access.limit:
+            if saturated(old, BLOCKMATES if shadow is self.shared else GRID, access.limit):
+                return
             stamps = self.joined(access, stamps, *self.unordered(access, shadow.read, False))
         shadow.put(rows, access.index, stamps)
 

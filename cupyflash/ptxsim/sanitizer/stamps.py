@@ -12,7 +12,9 @@ from ..group import WARP
 ONE, WARPMATES, BLOCKMATES, GRID = range(4)  # how many threads: one, several of its warp, of its block, of the grid
 _EVENT, _MANY = np.uint64(32), np.uint64(30)
 _LANE = np.uint64((1 << 30) - 1)
+_MANY_BITS = np.uint64(3 << 30)
 _PENDING = np.uint64(1 << 63)
+_WARP = np.uint64(WARP)
 
 
 def stamp(event, lanes, many=ONE, pending=False):
@@ -57,13 +59,18 @@ def extent(lanes, pitch):
 
 def together(old, new, pitch):
     """The new stamps, marked as standing for the threads of the old ones, too."""
-    mine, theirs = lane_of(new), lane_of(old)
-    many = np.where(
-        mine // WARP == theirs // WARP, WARPMATES, np.where(mine // pitch == theirs // pitch, BLOCKMATES, GRID)
-    )
-    many = np.where(mine == theirs, ONE, many).astype(np.uint64)
-    many = np.maximum(np.maximum(many, many_of(old)), many_of(new))
-    return new & ~(np.uint64(3) << _MANY) | many << _MANY
+    mine, theirs = new & _LANE, old & _LANE
+    many = (mine != theirs).astype(np.uint64)
+    many += mine // _WARP != theirs // _WARP
+    many += mine // np.uint64(pitch) != theirs // np.uint64(pitch)
+    many <<= _MANY
+    np.maximum(many, old & _MANY_BITS, out=many)
+    return np.maximum(many, new & _MANY_BITS) | new & ~_MANY_BITS
+
+
+def saturated(stamps, many, limit):
+    """Whether all stamps are later than a limit and already stand for as many threads as there can be."""
+    return bool(((stamps & _MANY_BITS) == np.uint64(many << 30)).all()) and stamps.min() > limit
 
 
 class Shadow:
@@ -82,19 +89,45 @@ class Shadow:
     def put(self, rows, index, stamps):
         """Store stamps, (n, 1) or (n, words). Where several lanes have one word, it stands for all of them.
         Returns whether there was such a word."""
+        if stamps.shape[1] == 1:  # one stamp for each row: rows as elements are faster
+            return self.put_rows(rows, index, stamps[:, 0])
         rows[index] = stamps
-        whole = stamps.shape[1] == 1
-        kept = rows[index, 0] if whole else rows.take(index, axis=0)
-        stamps = stamps[:, 0] if whole else stamps
-        lost = kept != stamps
-        if not lost.any():
+        kept = rows.take(index, axis=0)
+        lost = np.nonzero(kept != stamps)
+        if not lost[0].size:
             return False
-        at = np.nonzero(lost)
-        where = (index[at[0]], *at[1:])
-        both = together(stamps[at], kept[at], self.pitch)
-        for many in (WARPMATES, BLOCKMATES, GRID):
-            chosen = many_of(both) == many
-            if chosen.any():
-                values = both[chosen]
-                rows[tuple(w[chosen] for w in where)] = values[:, None] if whole else values
+        both = together(kept[lost], stamps[lost], self.pitch)
+        for chosen in _by_many(both):
+            rows[index[lost[0][chosen]], lost[1][chosen]] = both[chosen]
         return True
+
+    def put_rows(self, rows, index, stamps):
+        words = rows.shape[1]
+        flat = rows.reshape(-1)
+        whole = flat if words == 1 else flat.view(f"V{8 * words}")
+        whole[index] = _wide(stamps, words, whole.dtype)
+        kept = flat.take(index * words)
+        lost = np.flatnonzero(kept != stamps)
+        if not lost.size:
+            return False
+        both = together(kept[lost], stamps[lost], self.pitch)
+        for chosen in _by_many(both):
+            whole[index[lost[chosen]]] = _wide(both[chosen], words, whole.dtype)
+        return True
+
+
+def _wide(stamps, words, dtype):
+    return stamps if words == 1 else np.repeat(stamps, words).view(dtype)
+
+
+def _by_many(stamps):
+    """Positions of the stamps that stand for several threads, the widest last."""
+    many = stamps & _MANY_BITS
+    first = many[0]
+    if (many == first).all():
+        yield slice(None)
+        return
+    for each in (WARPMATES, BLOCKMATES, GRID):
+        chosen = np.flatnonzero(many == np.uint64(each << 30))
+        if chosen.size:
+            yield chosen
