@@ -5,6 +5,11 @@ import numpy as np
 from .group import WARP
 
 
+def is_aligned(ins):
+    """Whether all lanes of a warp have to come to a barrier together."""
+    return ins.opcode == "bar" or "aligned" in ins.modifiers
+
+
 class Barriers:
     """The 16 named barriers of every block in a chunk."""
 
@@ -23,6 +28,8 @@ class Barriers:
         """
         chunk, modifiers = self.chunk, block.ending.modifiers
         lanes = x.positions()
+        for observer in chunk.observers:
+            observer.reached(x, block, number, count)
         if count is None and value is None and number.size == 1 and (x is chunk.everyone or self.whole_blocks(lanes)):
             for observer in chunk.observers:
                 observer.barrier(lanes, chunk, block.ending)
@@ -63,7 +70,7 @@ class Barriers:
         waiting = (self.waiting == number).reshape(chunk.count, chunk.pitch)
         expected = np.where(waiting, self.count.reshape(waiting.shape), 0).max(1)
         alive = (chunk.pc != chunk.exit).reshape(waiting.shape)
-        threads = waiting.reshape(chunk.count, -1, WARP).any(2).sum(1) * WARP
+        threads = self.warps_waiting(waiting, alive) * WARP
         for block in np.flatnonzero(waiting.any(1)):
             if expected[block]:
                 complete = threads[block] + self.arrived.get((int(block), number), 0) >= expected[block]
@@ -77,6 +84,17 @@ class Barriers:
                     observer.barrier(lanes, chunk, ins)
                 self.open(lanes)
         self.somebody = bool((self.waiting >= 0).any())
+
+    def warps_waiting(self, waiting, alive):
+        """Warps of each block that wait: an aligned barrier, with all of their lanes that have not exited."""
+        shape = (waiting.shape[0], -1, WARP)
+        some = waiting.reshape(shape).any(2)
+        missing = (alive & ~waiting).reshape(shape).any(2) & some
+        for block, warp in np.argwhere(missing):
+            first = block * self.chunk.pitch + warp * WARP
+            lane = first + int(np.argmax(waiting[block, warp * WARP :]))
+            some[block, warp] = not is_aligned(self.chunk.launch.program.blocks[self.chunk.pc[lane] - 1].ending)
+        return some.sum(1)
 
     def open(self, lanes):
         """Release lanes; those at bar.red get the reduction of the predicates of all of them."""

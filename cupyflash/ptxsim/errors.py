@@ -21,7 +21,15 @@ class MemoryFault(SimulationError):
 
 
 class Deadlock(SimulationError):
-    """No thread can go on: barriers that never fill, or loops that wait for what never comes."""
+    """No thread can go on: barriers that never fill, or loops that wait for what never comes.
+
+    `groups`: for each group of threads that wait together, the kind of wait, what they do, the source line, and
+    their number.
+    """
+
+    def __init__(self, message, groups=()):
+        super().__init__(message)
+        self.groups = groups
 
 
 class CompileError(Exception):

@@ -86,10 +86,10 @@ class Group:
         error = MemoryFault(f"{what}; {self.describe(ins, lane)}")
         return error.located(kind, f"{thread}: {what}", ins.where, int(lanes))
 
-    def error(self, ins, lane, what):
+    def error(self, ins, lane, what, kind=SimulationError.kind):
         """The exception for what one lane does wrong."""
         error = SimulationError(f"{what}; {self.describe(ins, lane)}")
-        return error.located(error.kind, f"{self.thread(lane)}: {what}", ins.where)
+        return error.located(kind, f"{self.thread(lane)}: {what}", ins.where)
 
     def describe(self, ins, lane):
         return f"kernel {self.chunk.launch.program.name}, {self.thread(lane)}, {ins.where}"

@@ -1,12 +1,18 @@
 """How instructions that act across a warp are written in NumPy: shuffles, votes, tensor cores."""
 
-from .syntax import SINK, Pair
+from .syntax import SINK, Literal, Pair
+
+
+def _tell_exchange(t, i, members, source=None):
+    if not (isinstance(members, Literal) and members.value & 0xFFFFFFFF == 0xFFFFFFFF):
+        t.tell(f"exchange(x, {t.mask()}, {t.use(members, 'u32')}, {source}, {t.site(i)})")
 
 
 def shuffle(t, i, types):
     d, a, b, c, members = i.operands
     mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
     operands = ", ".join(t.use(o, "u32") for o in (a, b, c, members))
+    _tell_exchange(t, i, members, f"({mode!r}, {t.use(b, 'u32')}, {t.use(c, 'u32')})")
     text = f"shfl(x, {t.mask()}, {mode!r}, {operands}, {t.site(i)})"
     value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
     both = t.let(text, "u4")
@@ -17,6 +23,7 @@ def shuffle(t, i, types):
 def vote(t, i, types):
     d, a, members = i.operands
     mode = next(m for m in i.modifiers if m in ("all", "any", "uni", "ballot"))
+    _tell_exchange(t, i, members)
     text = f"vote(x, {t.mask()}, {mode!r}, {t.use(a, 'pred')}, {t.use(members, 'u32')}, {t.site(i)})"
     if mode == "ballot":
         t.define(d, t.let(text, "u4"), "b32")
@@ -27,6 +34,7 @@ def vote(t, i, types):
 def match(t, i, types):
     d, a, members = i.operands
     mode = "all" if "all" in i.modifiers else "any"
+    _tell_exchange(t, i, members)
     both = t.let(f"match(x, {t.mask()}, {mode!r}, {t.use(a, types[0])}, {t.use(members, 'u32')}, {t.site(i)})", "u4")
     value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
     t.define(value, t.let(f"{both}[0]", "u4"), "b32")
@@ -36,6 +44,7 @@ def match(t, i, types):
 def redux(t, i, types):
     d, a, members = i.operands
     operation = next(m for m in i.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
+    _tell_exchange(t, i, members)
     value = t.let(
         f"redux(x, {t.mask()}, {operation!r}, {t.use(a, types[0])}, {t.use(members, 'u32')}, {t.site(i)})",
         t.seen(types[0]),
@@ -49,6 +58,7 @@ def activemask(t, i, types):
 
 def elect(t, i, types):
     d, members = i.operands
+    _tell_exchange(t, i, members)
     both = t.let(f"elect(x, {t.mask()}, {t.use(members, 'u32')}, {t.site(i)})", "u4")
     t.define(d.value, t.let(f"{both}[0]", "u4"), "b32")
     t.define(d.predicate, t.let(f"{both}[1]", "?"), "pred")

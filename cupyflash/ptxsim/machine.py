@@ -17,6 +17,7 @@ from .memory import GenericSpace, LocalMemory, SharedMemory
 NOBODY = 2**31 - 1  # as a program counter
 POLLS_BEFORE_YIELD = 32
 POLLS_BEFORE_HANG_CHECK = 300
+STEPS_BEFORE_HANG_CHECK = 4000  # blocks that a group runs at one go
 
 
 class Chunk:
@@ -35,6 +36,7 @@ class Chunk:
         self.barriers = Barriers(self)
         self.parked = np.zeros(self.n, bool)  # at a warp instruction, for other lanes
         self.behind = np.zeros(self.n, bool)  # set back, because they only poll
+        self.hung = np.full(self.n, -1, np.int64)  # `changes` when a lane was seen to repeat itself for ever
         self.changes = self.ticks = self.steps = 0
         self.last_rescue, self.idle_rescues = None, 0
         self.shared = SharedMemory("shared", launch.shared_bytes, count)
@@ -106,13 +108,14 @@ class Chunk:
         """Nobody is ready: try again those who poll or wait for lanes, which may have exited meanwhile."""
         state = (self.steps, self.changes)
         idle = self.last_rescue is not None and self.last_rescue[1] == state[1]
-        stuck = self.last_rescue == state or not (self.parked.any() or self.behind.any())
+        hopeless = self.hung == self.changes
+        stuck = self.last_rescue == state or not (self.parked.any() or (self.behind & ~hopeless).any())
         self.idle_rescues = self.idle_rescues + 1 if idle else 0
         if stuck or self.idle_rescues > POLLS_BEFORE_HANG_CHECK:
-            raise Deadlock(self.standstill())
+            raise self.standstill()
         self.last_rescue = state
         self.parked[:] = False
-        self.behind[:] = False
+        self.behind &= hopeless
 
     # -- running a group -----------------------------------------------------------------------------
     def run_group(self, x, pc, others):
@@ -120,7 +123,7 @@ class Chunk:
         program = self.launch.program
         own = x is not self.everyone
         registers = [None] * len(self.registers) if own else self.registers
-        written = polls = 0
+        written = polls = steps = 0
         snapshot = None
         while True:
             block = program.blocks[pc]
@@ -133,6 +136,7 @@ class Chunk:
                 live = block.live_in
                 break
             self.steps += 1
+            steps += 1
             written |= block.writes
             for observer in self.observers:
                 observer.block(block, x)
@@ -143,11 +147,18 @@ class Chunk:
             live = program.blocks[pc].live_in
             if block.polls:
                 polls += 1
-                if (others < NOBODY or self.random is not None) and polls >= POLLS_BEFORE_YIELD:
-                    self.behind[x.positions()] = True
+                if others < NOBODY or self.random is not None:
+                    if polls == POLLS_BEFORE_YIELD // 2:
+                        snapshot = steps, pc, self.state(pc, registers)
+                    elif polls == POLLS_BEFORE_YIELD:
+                        self.fall_behind(x, self.repeats(pc, registers, snapshot))
+                        break
+            if polls >= POLLS_BEFORE_HANG_CHECK or steps >= STEPS_BEFORE_HANG_CHECK:
+                if self.repeats(pc, registers, snapshot):
+                    self.fall_behind(x, True)
                     break
-                if polls >= POLLS_BEFORE_HANG_CHECK:
-                    snapshot = self.check_progress(x, block, registers, snapshot)
+                if snapshot is None or steps >= 2 * snapshot[0]:
+                    snapshot = steps, pc, self.state(pc, registers)
             if pc >= others:
                 break
         if pc is not None:
@@ -163,7 +174,7 @@ class Chunk:
         if is_barrier(ending):
             return targets[0] if self.barriers.arrive(x, block, *result) else None
         if ending.opcode == "trap":
-            raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), "trap")
+            raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), "trap", "trap")
         if ending.opcode == "brx":
             pcs = np.array(targets, np.int32)[result.astype(np.int64)]
             self.tell_branch(x, block, pcs if pcs.size > 1 else None)
@@ -229,41 +240,60 @@ class Chunk:
         self.registers[i] = new
 
     # -- when nothing moves --------------------------------------------------------------------------
-    def check_progress(self, x, block, registers, snapshot):
-        """Raise if a group that polls alone is, in the same place, in the state that it was in before."""
-        if snapshot is not None and snapshot[0] is not block:
-            return snapshot
-        state = [registers[i] for i in bits(block.live_in) if registers[i] is not None]
-        if snapshot is not None and snapshot[1] == self.changes and all(map(_same, snapshot[2], state)):
-            self.pc[x.positions()] = block.index
-            raise Deadlock(self.standstill())
-        return block, self.changes, state
+    def fall_behind(self, x, hung):
+        """Let others run first; if the group is hung, until memory has changed."""
+        lanes = x.positions()
+        self.behind[lanes] = True
+        if hung:
+            self.hung[lanes] = self.changes
+
+    def state(self, pc, registers):
+        """All that decides what a group before block `pc` does next, as long as nobody else writes memory."""
+        live = [registers[i] for i in bits(self.launch.program.blocks[pc].live_in)]
+        return self.changes, self.ticks, live
+
+    def repeats(self, pc, registers, snapshot):
+        """Whether a group is where it was, in the state that it was in: it will be so for ever."""
+        if snapshot is None or snapshot[1] != pc or snapshot[2][:2] != (self.changes, self.ticks):
+            return False
+        return all(map(_same, snapshot[2][2], self.state(pc, registers)[2]))
 
     def standstill(self):
-        """What every group of lanes waits for."""
-        lines = [f"{self.launch.program.name}: no thread can go on"]
-        at_barrier = self.barriers.waiting >= 0
+        """The exception that says what every group of lanes waits for."""
+        groups = []
+        at_barrier, expected = self.barriers.waiting >= 0, self.barriers.count
         before = None
         for block in self.launch.program.blocks:
             here = self.pc == block.index
             first = (block.code or [block.ending])[0]
-            lines += self.stuck(here & at_barrier, "wait at a barrier", before)
-            lines += self.stuck(here & self.parked, "wait for other lanes of their warp", first)
-            lines += self.stuck(here & ~at_barrier & ~self.parked, "repeat a loop", first)
+            for count in np.unique(expected[here & at_barrier]):
+                doing = f"wait at a barrier for {f'{count} threads' if count else 'all others'}"
+                groups += self.stuck("deadlock", here & at_barrier & (expected == count), doing, before)
+            groups += self.stuck("deadlock", here & self.parked, "wait for other lanes of their warp", first)
+            groups += self.stuck("livelock", here & ~at_barrier & ~self.parked, "repeat a loop", first)
             before = block.ending
+        lines = [f"{self.launch.program.name}: no thread can go on"]
+        lines += [f"  {what}, {where}" for _, what, where, _ in groups]
         if self.count < self.launch.blocks:
             lines.append(f"  ({self.count} of {self.launch.blocks} blocks are resident: settings(chunk_lanes=...))")
-        return "\n".join(lines)
+        return Deadlock("\n".join(lines), groups)
 
-    def stuck(self, lanes, doing, instruction):
+    def stuck(self, kind, lanes, doing, instruction):
         found = np.flatnonzero(lanes)
         if not found.size:
             return []
-        return [f"  {found.size} threads {doing}, {instruction.where}, the first is {self.describe(int(found[0]))}"]
+        left = np.unique(found // self.pitch)
+        exited = (self.pc.reshape(-1, self.pitch)[left, : self.launch.threads] == self.exit).sum()
+        what = f"{found.size} thread{'s' * (found.size > 1)} {doing}, the first is {self.describe(int(found[0]))}"
+        if exited:
+            what += f" ({exited} of {'its block' if left.size == 1 else 'their blocks'} have exited)"
+        return [(kind, what, instruction.where, found.size)]
 
     def describe(self, lane):
         return self.launch.describe(self.first * self.pitch + lane)
 
 
 def _same(a, b):
+    if a is None or b is None:
+        return a is b
     return a is b or (a.size == b.size and a.tobytes() == b.tobytes())

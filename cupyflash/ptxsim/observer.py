@@ -28,6 +28,9 @@ class Observer:
         """Barriers are complete and let these lanes (positions in the chunk) of one or more blocks go on; `ins`:
         the barrier instruction of the first of them."""
 
+    def reached(self, x, block, number, count):
+        """A group has come to the barrier that ends a block; `count`: threads that it is to wait for, None for all."""
+
     def arrive(self, lanes, numbers, chunk):
         """bar.arrive: lanes that go on at once, and the barrier of each."""
 
@@ -36,6 +39,10 @@ class Observer:
 
     def warp_barrier(self, x, m, members, ins):
         """bar.warp.sync of the lanes that the bits of `members` name: they are all there."""
+
+    def exchange(self, x, m, members, source, ins):
+        """shfl, vote, match, redux or elect among lanes that the bits of `members` name, not all 32 of them by a
+        constant; `source`: (mode, b, c) of shfl, else None."""
 
     def load(self, x, m, space, address, size, ins):
         """ld of `size` bytes a lane; `space`: global, shared, local, or generic for an address in any."""

@@ -30,7 +30,10 @@ def _gathered(x, m, members, ins):
         return
     if x.mask is not None and not (absent & bits_of_warps(x, x.mask)).any():
         raise NotConverged
-    raise x.error(ins, int(np.argmax(absent != 0)), f"{ins} names lanes of its warp that its predicate turns off")
+    lane = int(np.argmax(absent != 0))
+    first = (int(absent[lane]) & -int(absent[lane])).bit_length() - 1
+    what = f"{ins} names lane {first} of its warp, which its predicate turns off"
+    raise x.error(ins, lane, what, "inactive lane")
 
 
 def sync_warp(x, m, members, ins):
@@ -45,7 +48,9 @@ def shfl(x, m, mode, a, b, c, members, ins):
         flags = _spread(x, m)
         missing = flags & inside & ~flags[source]
         if missing.any():
-            raise x.error(ins, int(np.argmax(missing)), f"shfl.{mode} reads a lane of its warp that does not take part")
+            lane = int(np.argmax(missing))
+            what = f"shfl.{mode} reads lane {source[lane] % WARP} of its warp, which does not take part"
+            raise x.error(ins, lane, what, "inactive lane")
     return (a if a.size == 1 else a.take(source)), inside
 
 

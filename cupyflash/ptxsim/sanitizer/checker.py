@@ -1,13 +1,16 @@
 """The observer that tells each check of what a launch does."""
 
+from ..errors import Deadlock
 from ..observer import Observer
+from .barriers import BarrierUse
+from .lane_masks import LaneMasks
 from .places import matrix_rows, places
 from .races import Races
 from .report import Finding, Halted
 from .undefined import Undefined
 
 # The checks of a launch: subclasses of Observer, made with the Checker. Each hears of the events that it overrides.
-CHECKS = [Races, Undefined]
+CHECKS = [Races, Undefined, BarrierUse, LaneMasks]
 
 _EVENTS = [name for name in vars(Observer) if not name.startswith("_")]
 
@@ -39,7 +42,9 @@ class Checker(Observer):
         if isinstance(error, Halted):
             raise error
         name = self.launch.program.name
-        self.report.add(Finding(error.kind, name, error.where, error.what or str(error), count=error.lanes), error)
+        itself = (error.kind, error.what, error.where, error.lanes)
+        for kind, what, where, threads in error.groups if isinstance(error, Deadlock) else (itself,):
+            self.report.add(Finding(kind, name, where, what or str(error), count=threads), error)
 
     def describe(self, lane):
         """A thread and its block, by its number among all lanes of the launch."""
