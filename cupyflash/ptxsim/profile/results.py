@@ -140,6 +140,10 @@ class LaunchShape:
         """Blocks of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
+    def as_dict(self):
+        """Everything by name, grid and block as lists."""
+        return {**dataclasses.asdict(self), "grid": list(self.grid), "block": list(self.block)}
+
 
 @dataclasses.dataclass
 class KernelProfile(Counts):
@@ -192,7 +196,7 @@ class KernelProfile(Counts):
 
     def as_dict(self):
         """Everything by name; `lines` and `shapes` are lists of dicts."""
-        shapes = [{**dataclasses.asdict(shape), "launches": count} for shape, count in self.shapes.items()]
+        shapes = [{**shape.as_dict(), "launches": count} for shape, count in self.shapes.items()]
         return {
             "name": self.name,
             "launches": self.launches,
