@@ -44,7 +44,8 @@ class Order:
 
     def whole(self, blocks, now):
         self.block_done[blocks] = now
-        self.limit = latest(int(self.block_done.min()))
+        running = (self.chunk.pc != self.chunk.exit).reshape(self.chunk.count, self.pitch).any(1)
+        self.limit = latest(int(self.block_done[running].min(initial=now)))
         if self.acquired.any():
             by_block = self.acquired.reshape(self.chunk.count, -1)
             by_block[blocks] = by_block[blocks].max(1, keepdims=True)
@@ -100,6 +101,14 @@ class Order:
         if shadow.released is not None:
             seen = np.broadcast_to(rows_of(shadow.released)[index].max(1), lanes.shape)
             np.maximum.at(self.acquired, lanes // WARP, seen)
+
+    def limit_of(self, x):
+        """The stamp up to which all accesses are done for all lanes of a group, as far as block barriers tell."""
+        if x.lanes is not None:
+            first, last = int(x.lanes[0]) // self.pitch, int(x.lanes[-1]) // self.pitch
+            if first == last:
+                return latest(int(self.block_done[first]))
+        return self.limit
 
     # -- the question --------------------------------------------------------------------------------
     def ordered(self, lanes, old, written):

@@ -97,6 +97,8 @@ class Races(Observer):
         self.order.fence(lanes_of(x, m), self.now)
 
     def load(self, x, m, space, address, size, ins):
+        if space == "local":
+            return
         for place in self.checker.locate(x, m, space, address, size, False, ins):
             shadow = self.shadows.get(id(place.view))
             if shadow is not None:
@@ -107,6 +109,8 @@ class Races(Observer):
             self.read(Access(self, x, self.shared, place, ins), WARPMATES)
 
     def store(self, x, m, space, address, size, values, ins):
+        if space == "local":
+            return
         for place in self.checker.locate(x, m, space, address, size, True, ins):
             shadow = self.shadows.get(id(place.view))
             if shadow is not None:
@@ -144,14 +148,15 @@ class Races(Observer):
         """Copies are done: from now on they are writes of their threads like others."""
         for lanes, index, size, copy in self.copies.wait(lanes_of(x, m), allowed):
             rows = self.shared.rows(self.shared.written, size)
-            rows[index] = stamp(self.event(copy), lanes + self.first)[:, None]
+            self.shared.put(rows, index, stamp(self.event(copy), lanes + self.first)[:, None])
 
     # -- accesses ------------------------------------------------------------------------------------
     def read(self, access, many):
         shadow = access.shadow
         self.report_races(access, *self.unordered(access, shadow.written, True))
-        if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
+        if access.kind in (ATOMIC, VOLATILE):
             self.order.acquire(shadow, access.rows, access.index, access.lanes)
+        if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
             return
         if access.index.size < access.lanes.size:
             many = extent(access.lanes, shadow.pitch)
@@ -206,7 +211,7 @@ class Races(Observer):
             open_ |= is_pending(old)
         if access.kind in (VOLATILE, ATOMIC):
             open_ &= ~self.flags(access, old)
-        elif written and access.shadow.released is not None:
+        if written and access.shadow.released is not None:
             released = np.broadcast_to(access.rows(access.shadow.released)[access.index], (access.lanes.size, count))
             open_ &= (released[at] == 0) | ~self.strong(old)
         return tuple(w[open_] for w in at), old[open_]
@@ -289,7 +294,7 @@ class Access:
         self.launch, self.first, self.shared_base = x.chunk.launch, races.first, x.chunk.shared_base
         self.event = races.event(ins)
         self.kind = races.kind_of[ins] if kind is None else kind
-        self.limit = races.order.limit if shadow is races.shared else np.uint64(0)
+        self.limit = races.order.limit_of(x) if shadow is races.shared else np.uint64(0)
 
     def rows(self, table):
         return table.reshape(-1, self.size // self.shadow.word)
