@@ -61,21 +61,30 @@ def _nearest_f32(a, b, c):
     # at the top of a word, are the lowest one.
     dropped = s.view(np.int64) << 35
     if _least(dropped) == _LOWEST:
-        _with_repairs(result, dropped == _LOWEST, a, b, c)
+        where = np.nonzero(dropped == _LOWEST)
+        result[where] = _beside_the_middle(s[where], *(_at(x, where, s.shape).astype(np.float64) for x in (a, b, c)))
     return s, result
+
+
+def _beside_the_middle(s, a, b, c):
+    """s = a * b + c, or its neighbour on the side to which it was rounded from, if it was."""
+    product = a * b
+    part = s - product
+    error = (product - (s - part)) + (c - part)
+    return np.where(error == 0, s, np.nextafter(s, error * np.inf))
 
 
 def _with_repairs(result, doubtful, a, b, c):
     """Where it is doubtful, by way of a sum that is rounded to odd."""
     where = np.nonzero(doubtful)
-    a, b, c = (_at(x, where).astype(np.float64) for x in (a, b, c))
+    a, b, c = (_at(x, where, result.shape).astype(np.float64) for x in (a, b, c))
     result[where] = odd_sum(a * b, c).astype(np.float32)
     return result
 
 
-def _at(x, where):
-    """Elements of an array that is broadcast to the shape that `where` stands for."""
-    return x[tuple(i % n for i, n in zip(where, x.shape, strict=True))]
+def _at(x, where, shape):
+    """Elements of an array that is broadcast to a shape."""
+    return x[where] if x.shape == shape else x[tuple(i % n for i, n in zip(where, x.shape, strict=True))]
 
 
 def fma_f64(a, b, c):
@@ -100,9 +109,9 @@ def fma_f64(a, b, c):
     outside = _outside(a, b)
     if where:
         outside = outside | ~np.isfinite(s)
-    if np.any(outside):
+    if outside is not np.False_:
         where = np.nonzero(np.broadcast_to(outside, result.shape))
-        result[where] = _fma_f64_exactly(*(_at(x, where) for x in (a, b, c)))
+        result[where] = _fma_f64_exactly(*(_at(x, where, result.shape) for x in (a, b, c)))
     return result
 
 
