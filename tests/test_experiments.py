@@ -13,7 +13,7 @@ import pytest
 
 import cupyflash
 from cupyflash.ptxsim.__main__ import main as ptxsim_main
-from experiments import bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax
+from experiments import bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax, simulator_speed
 
 PNG = b"\x89PNG"
 
@@ -194,7 +194,33 @@ def test_the_page_on_kernels_shows_what_its_commands_print(monkeypatch, capsys):
         assert doctest.OutputChecker().check_output(shown, printed, flags), printed
 
 
-@pytest.mark.parametrize("module", [bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax])
+def test_simulator_speed(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulator_speed, "STEPS", 20)
+    rows = run(simulator_speed, tmp_path, monkeypatch, "--quick")
+    values = {(row["what"], row["how"]): float(row["value"]) for row in rows}
+    seconds = {(row["what"], row["how"]): float(row["seconds"]) for row in rows if row["seconds"]}
+    forward = "float16 forward (1, 128, 64)"
+    for how in ("cupyflash", "cupyflash, profile", "cupyflash, sanitize", "NumPy, three steps in float32"):
+        gflop = 4 * 128**2 * 64 / 1e9
+        assert values[forward, how] == pytest.approx(gflop / seconds[forward, how], rel=1e-4)
+    assert values[f"{forward}, time", "cupyflash, profile, over plain"] == pytest.approx(
+        seconds[forward, "cupyflash, profile"] / seconds[forward, "cupyflash"], rel=1e-4
+    )
+    for name in simulator_speed.SCALAR_TYPES:
+        steps = 1e6 * seconds[f"scalar kernel, {name}", "cupyflash"] / values[f"scalar kernel, {name}", "cupyflash"]
+        assert 20 * 4 < steps < 20 * 60  # instructions of a warp, for each pass of the loop
+    assert 20 < values[f"{forward}, memory of the process", "cupyflash"] < 600
+
+
+def test_the_peer_in_tritons_interpreter_is_right():
+    for name in ("torch", "triton"):
+        pytest.importorskip(name)
+    assert simulator_speed.triton_seconds(1, 128) > 0
+
+
+@pytest.mark.parametrize(
+    "module", [bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax, simulator_speed]
+)
 def test_unknown_options_are_refused(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [module.__name__, "--wrong"])
     with pytest.raises(SystemExit, match="2"):
