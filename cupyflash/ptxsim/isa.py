@@ -128,6 +128,8 @@ _TABLE = f"""
 75 | set | {_pairs("u32 s32 f32", _UNSIGNED)} u32.u32 | !{_EQUAL}/lo/ls/hi/hs
 75 | set | u32.f32 s32.f32 f32.f32 | !{_FLOAT} ftz
 75 | set | {_pairs("u32 s32 f32", "f64")} | !{_FLOAT}
+75 | set | {_pairs("u16 s16 u32 s32", "f16")} u32.f16x2 s32.f16x2 f16.f16 f16x2.f16x2 | !{_FLOAT} ftz
+90 | set | {_pairs("u16 s16 u32 s32", "bf16")} u32.bf16x2 s32.bf16x2 bf16.bf16 bf16x2.bf16x2 | !{_FLOAT}
 75 | selp | {_PLAIN} |
 75 | slct | {_pairs(_PLAIN, "s32")} s32.s32 |
 75 | slct | {_pairs(_PLAIN, "f32")} f32.f32 | ftz

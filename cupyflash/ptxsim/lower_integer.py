@@ -189,17 +189,19 @@ _COMPARE = {
     "hs": ">=",
 }
 _UNORDERED = {"equ": "ne_ordered", "neu": None, "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-_FLOATS = {"f16", "bf16", "f32", "f64"}
+_FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"}
+_HALF_ONE = {"f16": 0x3C00, "bf16": 0x3F80}
 
 
 def comparison(t, i, type_, a, b):
-    """A local of bools for `a OP b`."""
+    """A local of bools for `a OP b`: (lanes, 2) for pairs of 16-bit floats."""
     operator = next(m for m in i.modifiers if m in _COMPARE or m in _UNORDERED or m in ("num", "nan"))
     if type_ not in _FLOATS:
         type_ = _UNSIGNED.get(type_, type_) if operator in ("lo", "ls", "hi", "hs", "eq", "ne") else type_
         return t.let(f"{t.use(a, type_)} {_COMPARE[operator]} {t.use(b, type_)}", "?")
-    if type_ in ("f16", "bf16"):
-        a, b = (f"{type_}_to_f32({t.use(o, 'b16')})" for o in (a, b))
+    if type_ not in ("f32", "f64"):
+        bits = "b32" if type_.endswith("x2") else "b16"
+        a, b = (f"{type_}_to_f32({t.use(o, bits)})" for o in (a, b))
         if "ftz" in i.modifiers:
             a, b = f"flush_f16({a})", f"flush_f16({b})"
     else:
@@ -240,9 +242,19 @@ def set_(t, i, types):
     result = comparison(t, i, types[1], a, b)
     if types[0] == "f32":
         t.define(d, t.let(f"{result}.astype('f4')", "f4"), "f32")
+        return
+    pairs = types[1].endswith("x2")
+    kind = "u2" if pairs else seen(_UNSIGNED.get(types[0], types[0])) if types[0][0] in "us" else "u2"
+    text = f"{result}.astype('{kind}')"
+    scalar = types[0].removesuffix("x2")
+    if scalar in _HALF_ONE:
+        text = f"np_multiply({text}, {t.constant(_HALF_ONE[scalar], kind)})"
     else:
-        kind = seen(_UNSIGNED.get(types[0], types[0]))
-        t.define(d, t.let(f"np_negative({result}.astype('{kind}'))", kind), types[0])
+        text = f"np_negative({text})"
+    if pairs:
+        t.define(d, t.let(f"packed({text})", "u4"), "b32")
+    else:
+        t.define(d, t.let(text, kind), f"b{t.width(types[0])}")
 
 
 def selp(t, i, types):

@@ -48,10 +48,27 @@ def predicates():
 def sets():
     for name, t, f in comparisons():
         if t in ("f16", "bf16"):
+            yield from half_sets(name, t, f)
             continue
         yield form(f"set.{name}.u32.{t}", f"{t} {t} -> u32", lambda a, b, f=f: -int(f(a, b)))
         yield form(f"set.{name}.s32.{t}", f"{t} {t} -> s32", lambda a, b, f=f: -int(f(a, b)))
         yield form(f"set.{name}.f32.{t}", f"{t} {t} -> f32", lambda a, b, f=f: float(f(a, b)))
+
+
+def half_sets(name, t, f):
+    """The result is 1.0, or all ones: of pairs, each half for itself."""
+    for to in ("u16", "s16", "u32", "s32"):
+        yield form(f"set.{name}.{to}.{t}", f"{t} {t} -> {to}", lambda a, b: -int(f(a, b)))
+    yield form(f"set.{name}.{t}.{t}", f"{t} {t} -> {t}", lambda a, b: float(f(a, b)))
+    pair = f"{t}x2"
+    for to in ("u32", "s32"):
+
+        def masks(a, b, sign=to[0] == "s"):
+            bits = sum((0xFFFF << 16 * n) * bool(f(a[n], b[n])) for n in range(2))
+            return bits - (1 << 32) if sign and bits >> 31 else bits
+
+        yield form(f"set.{name}.{to}.{pair}", f"{pair} {pair} -> {to}", masks)
+    yield form(f"set.{name}.{pair}.{pair}", f"{pair} {pair} -> {pair}", lambda a, b: tuple(map(float, map(f, a, b))))
 
 
 def raw(t):
