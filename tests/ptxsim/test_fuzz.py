@@ -4,6 +4,7 @@ table escapes it."""
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from cupyflash.ptxsim import isa
 from cupyflash.ptxsim.syntax import Instruction
 
-from .fuzz.catalogue import FORMS
-from .fuzz.compare import fails, report, shrunk
+from .fuzz.catalogue import FORMS, by_opcode
+from .fuzz.compare import fails, launch_ptx, report, shrunk
+from .fuzz.memory_forms import MemoryForm
 from .fuzz.program import Generator
+from .kernels import poisoned
 
 LENGTH = 25
 
@@ -31,11 +34,55 @@ ELSEWHERE = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def plain(form):
+    """Whether a load or store has no cache operator: those are left to the random programs."""
+    return not set(form.modifiers) & {"ca", "cg", "cs", "cv", "wt", "volatile", "relaxed"}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.integers(0, 2**32))
 def test_random_programs(seed):
     program = Generator(random.Random(seed)).program(LENGTH)
     assert not fails(program), report(shrunk(program))
+
+
+BY_OPCODE = by_opcode(form for form in FORMS if not isinstance(form, MemoryForm) or plain(form))
+
+
+@pytest.mark.parametrize("opcode", sorted(BY_OPCODE))
+def test_every_form_once(opcode):
+    """Every spelling of an opcode on special and random values, a few to a program."""
+    forms = BY_OPCODE[opcode]
+    for first in range(0, len(forms), LENGTH):
+        for seed in range(3):
+            program = Generator(random.Random(seed)).program_of(forms[first : first + LENGTH])
+            assert not fails(program), report(shrunk(program))
+
+
+CARRY = """
+.version 8.8
+.target sm_75
+.address_size 64
+.visible .entry chain(.param .u64 out)
+{
+.reg .b64 %at; .reg .b32 %t, %low, %high; .reg .pred %some, %odd;
+ld.param.u64 %at, [out]; mov.u32 %t, %tid.x; mad.wide.u32 %at, %t, 4, %at;
+setp.gt.u32 %some, %t, 9; and.b32 %low, %t, 1; setp.ne.u32 %odd, %low, 0;
+add.cc.u32 %low, %t, 0;
+@%some add.cc.u32 %low, %t, 0xfffffffc;
+@%odd bra over;
+add.u32 %low, %low, 1;
+over:
+addc.u32 %high, 100, 0;
+st.global.u32 [%at], %high;
+ret;
+}"""
+
+
+def test_the_carry_flag_outlives_branches_and_respects_guards():
+    out = poisoned(32, np.uint32)
+    launch_ptx(CARRY, "chain", (1,), (32,), (out,), arch="sm_75")
+    np.testing.assert_array_equal(out, np.where(np.arange(32) > 9, 101, 100))
 
 
 def test_what_is_tested_elsewhere_is():

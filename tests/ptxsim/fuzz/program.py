@@ -85,6 +85,13 @@ class Generator:
         threads = self.rng.choice((32, 64))
         return Program(statements, threads, self.values(threads))
 
+    def program_of(self, forms):
+        """Each of these forms once, unguarded."""
+        steps = [self.memory_step(f) if isinstance(f, MemoryForm) else self.step(f) for f in forms]
+        for step in steps:
+            step.guard, step.members = None, FULL
+        return Program(steps, 64, self.values(64))
+
     def statement(self, depth):
         kind = self.rng.randrange(20)
         if kind == 0 and depth:
@@ -207,8 +214,8 @@ class Generator:
             return int(self.rng.choice(specials(name).tolist()))
         return self.register(type_, form)
 
-    def memory_step(self):
-        form = self.choice(self.memory)
+    def memory_step(self, form=None):
+        form = form or self.choice(self.memory)
         space = form.space or self.rng.choice(
             ("global", "shared") if form.opcode in ("atom", "red") else tuple(ADDRESSES)
         )
@@ -249,11 +256,22 @@ _SEEN_AS = {
 }
 
 
+# Negative and signalling ones, which `specials` lacks.
+_NANS = {
+    "f16": (0xFE00, 0x7C01),
+    "bf16": (0xFFC0, 0x7F81),
+    "f16x2": (0xFE003C00, 0x3C00FC01),
+    "bf16x2": (0xFFC03F80, 0x3F80FF81),
+    "f32": (0xFFC00000, 0xFF800001),
+    "f64": (0xFFF8000000000000, 0x7FF0000000000001),
+}
+
+
 def lane_values(numbers, type_, count):
     """Special values, random bits, and floats that lie close together, as one of the types of a register."""
     seen = numbers.choice(_SEEN_AS[type_])
     bits = random_bits(seen, numbers, count)
-    special = specials(seen)
+    special = np.concatenate([specials(seen), np.array(_NANS.get(seen, ()), bits.dtype)])
     return np.where(numbers.random(count) < 0.4, numbers.choice(special, count), bits)
 
 
