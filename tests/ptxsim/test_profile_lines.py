@@ -208,8 +208,58 @@ def test_lanes_that_a_guard_switches_off():
         assert kernel.predicated_off == 3 * 2 * (64 - n)
         assert kernel.flops == {"f32": 3 * (n + 64)}
         assert (kernel.global_load_requests, kernel.global_load_bytes) == (3 * requests, 3 * 4 * n)
+        assert (kernel.distinct_load_sectors, kernel.block_load_sectors) == (-(-n // 8), 3 * -(-n // 8))
         assert kernel.opcodes["ld.global"] == 3 * 2
         assert kernel.active_lane_efficiency == 1
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_guard_that_is_the_same_for_all_lanes(n):
+    source = """
+    extern "C" __global__ void guarded(float* out, int n) {
+      float value = 1.0f;
+      asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; @p add.f32 %0, %0, %0; }" : "+f"(value) : "r"(n));
+      out[threadIdx.x] = value;
+    }"""
+    kernel = profiled(source, 3, 64, aligned(64), np.int32(n))
+    assert (kernel.predicated_off, kernel.flops) == (3 * 64 * (1 - n), {"f32": 3 * 64 * n})
+
+
+def test_a_branch_of_some_lanes_of_a_warp():
+    """Only lanes that come to a branch decide whether it diverges: in the inner one here, no warp's do."""
+    source = """
+    extern "C" __global__ void nested(const int* inner, int* out) {
+      int t = threadIdx.x;
+      if (t % 2) {
+        if (inner[t])
+          atomicAdd(out, 1);
+        else
+          atomicAdd(out + 1, 1);
+      }
+    }"""
+    inner, out = aligned(96, np.int32), aligned(2, np.int32)
+    inner[:] = np.arange(96) // 32 != 1
+    kernel = profiled(source, 2, 96, inner, out)
+    assert out.tolist() == [64, 32]
+    outer, nested = line(kernel, "t % 2"), line(kernel, "if (inner[t])")
+    assert (outer.branches, outer.divergent_branches) == (6, 6)
+    assert (nested.branches, nested.divergent_branches) == (6, 0)
+
+
+def test_blocks_of_which_one_has_fewer_lanes():
+    """They do the same in shared memory, but not with the same lanes."""
+    source = """
+    extern "C" __global__ void tail(const double* x, double* out, int n) {
+      extern __shared__ double tile[];
+      int t = threadIdx.x, i = blockIdx.x * 64 + t;
+      if (i < n) {
+        tile[t] = x[i];
+        out[i] = ((volatile double*)tile)[t ^ 1];
+      }
+    }"""
+    x, out = aligned(192, np.float64), aligned(192, np.float64)
+    kernel = profiled(source, 3, 64, x, out, np.int32(170), shared_mem=512)
+    assert (kernel.shared_requests, kernel.shared_wavefronts) == (2 * 6, 2 * (5 * 2 + 1))
 
 
 def test_an_indexed_branch_is_a_branch():

@@ -69,6 +69,13 @@ def test_costs(cost, expected, size):
         assert (warps.count, warps.lanes) == (len(want), np.count_nonzero(acts))
 
 
+def test_one_pattern_of_several_sizes():
+    """Costs that are remembered are those of the size: a broadcast has as many phases as it has."""
+    costs, warps = Costs(), Warps(np.zeros(64, np.int64), None, 16)
+    found = {size: tuple(costs.of(wavefronts, warps, size)) for size in (4, 8, 16, 4)}
+    assert found == {4: (2, 2), 8: (4, 4), 16: (8, 8)}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_sectors_are_those_that_lanes_touch(size):
     costs = Costs()
