@@ -1,11 +1,13 @@
 """What the simulator does not know is refused before any lane runs, with its line in PTX and in CUDA C++."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cupyflash import ptxsim
+from cupyflash.ptxsim.instructions import document
 
 from .fuzz.compare import launch_ptx
 from .kernels import launch, poisoned
@@ -157,6 +159,10 @@ def test_the_same_instruction_under_an_older_architecture(instruction):
     launch_ptx(text, "refused", (1,), (32,), (np.zeros(1),))
     with pytest.raises(NotImplementedError, match=r"needs sm_\d+ \(PTX line 7"):
         launch_ptx(text, "refused", (1,), (32,), (np.zeros(1),), arch="sm_75")
+
+
+def test_the_document_says_what_the_table_says():
+    assert (Path(ptxsim.__file__).parent / "INSTRUCTIONS.md").read_text() == document()
 
 
 def test_the_line_of_the_source_is_named():

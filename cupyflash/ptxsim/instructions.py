@@ -1,0 +1,61 @@
+"""The instruction table as a document: `python -m cupyflash.ptxsim.instructions > cupyflash/ptxsim/INSTRUCTIONS.md`."""
+
+from .isa import LINES
+
+_NOT_HERE = """
+* Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` (TMA), `mbarrier`, clusters (`mapa`,
+  `barrier.cluster`, `shared::cluster`), `multimem`, `setmaxnreg`
+* `wmma`, and `mma` of shapes and types other than those above (integers, float64, FP8, sparse)
+* textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
+* video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
+  `L2::cache_hint`), `discard`
+* calls through function pointers, of functions outside the module (but `printf` and `assert`), and recursion
+* special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers
+"""
+
+
+_NEWLINE = "\n"
+
+
+def _row(line):
+    groups = ["/".join(f".{name}" for name in names) for names, _ in line.groups]
+    groups = [g if required else f"[{g}]" for g, (_, required) in zip(groups, line.groups, strict=True)]
+    types = ["." + ".".join(t) if t else "" for t in sorted(line.types)]
+    name = line.opcode + (f" ({line.operands} operands)" if line.operands == 4 else "")
+    return (
+        f"| `{name}` | {' '.join(f'`{g}`' for g in groups)} | {' '.join(f'`{t}`' for t in types if t)} | {line.since} |"
+    )
+
+
+_HEAD = """# PTX instructions that the simulator knows
+
+Made by `python -m cupyflash.ptxsim.instructions`. A kernel with any other instruction, modifier, operand or special
+register is refused before it runs, with its line in PTX and in CUDA C++.
+
+`[...]` may be left out; of `.a/.b` one is chosen; types are the suffixes in their order. The last column is the first
+architecture that has it (sm_75 is the oldest of the simulator).
+
+Arithmetic is that of the ISA bit for bit, in every rounding mode. Where the ISA leaves a result open:
+
+* `ex2`, `lg2`, `sin`, `cos`, `tanh`, `rsqrt` (`.approx`) are computed in float64 and rounded once more. That is the
+  correctly rounded value except where the exact one lies within about 2**-52 of the middle between two numbers; then it
+  is its neighbour, still within the ISA's bounds. `rcp`, `sqrt` and `div` are correctly rounded always; `div.approx`
+  with a divisor above 2**126 gives 0, as on GPUs.
+* `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` round to the upper 32 bits; `rsqrt.approx.f64` is within 1 ulp or so.
+* A NaN made by float32, float16 or bfloat16 arithmetic is 0x7fffffff or 0x7fff. An integer division by zero gives all
+  ones, its remainder the dividend.
+* The caches, orders and hints in a load or store change nothing.
+
+| opcode | modifiers | types | sm_ |
+|---|---|---|---|
+"""
+
+
+def document():
+    """The table as Markdown: what INSTRUCTIONS.md holds."""
+    lines = [line for name in sorted(LINES) for line in LINES[name] if name not in ("vprintf", "__assertfail")]
+    return f"{_HEAD}{_NEWLINE.join(map(_row, lines))}\n\n## Refused\n{_NOT_HERE}"
+
+
+if __name__ == "__main__":
+    print(document(), end="")
