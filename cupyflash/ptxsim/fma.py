@@ -101,13 +101,17 @@ def fma_f64(a, b, c):
     rest = low + s_low
     result = s + rest * _ABOVE
     doubtful = result != s + rest * _BELOW  # rest has a relative error of at most 2^-53
-    where = np.nonzero(doubtful) if _either(doubtful) else None
-    if where:
-        result[where] = s[where] + odd_sum(low[where], s_low[where])
+    unsure = _either(doubtful)
+    if unsure:
+        result = np.where(doubtful, s + rest, result)  # right if rest is exact, as in a tie
+        doubtful &= (low != 0) & (s_low != 0)
+        if _either(doubtful):
+            where = np.nonzero(doubtful)
+            result[where] = s[where] + odd_sum(low[where], s_low[where])
     if not result.all():  # an exact zero has the sign of s
         result = np.where((result == 0) & (rest == 0), s, result)
     outside = _outside(a, b)
-    if where:
+    if unsure:
         outside = outside | ~np.isfinite(s)
     if outside is not np.False_:
         where = np.nonzero(np.broadcast_to(outside, result.shape))
