@@ -272,7 +272,9 @@ class FmaBatch:
         for _, function, *names, _ in pending.values():
             if function == "fma_f32_ftz":
                 loose |= {n: None for n in names if n not in t.flushed and (n, "flush") not in t.casts}
-        if loose:
+        if len(loose) == 1:
+            t.flush_input(*loose)
+        elif loose:
             flushed = [t.fresh("f4") for _ in loose]
             t.line(f"{_tuple(flushed)} = flush_all({_tuple(loose)})")
             t.flushed.update(flushed)

@@ -97,17 +97,21 @@ def mma(x, m, type_, a, b, c, ins):
         for at, register in enumerate(r for step in steps for r in step):
             right[:, j, :, at] = _fragment(x, register)
     left = _decoded("left", type_, left).reshape(warps, rows * 16, slices * 8)
-    right = _decoded("right", type_, right).reshape(warps, columns * 8, slices * 8)
     addends = [register for row in c for tile in row for register in tile]
     model = x.chunk.launch.settings.mma
     if model != "fp32":
+        right = _decoded("right", type_, right).reshape(warps, columns * 8, slices * 8)
         addend = np.stack([np.broadcast_to(z, x.n) for z in addends])
         addend = addend.reshape(rows, columns, 2, 2, warps, 8, 4).transpose(4, 0, 2, 5, 1, 6, 3)
         addend = addend.reshape(warps, rows * 16, columns * 8)
         lengths = [8 * len(step) for step in b[0]]
         product = multiply_add(model, type_, left, right.swapaxes(1, 2), addend, lengths)
         return list(canonical(_by_register(product, rows, columns).reshape(rows * columns * 4, -1)))
-    results = _by_register(_product(left, right.swapaxes(1, 2)), rows, columns)
+    sharing = _sharing(x, right)
+    right = np.ascontiguousarray(right[::sharing])
+    right = _decoded("right", type_, right).reshape(-1, 1, columns * 8, slices * 8)
+    left = left.reshape(-1, sharing, rows * 16, slices * 8)
+    results = _by_register(_product(left, right.swapaxes(2, 3)), rows, columns)
     if any(z.size > 1 or z[0] != 0 for z in addends):
         results = results.reshape(rows * columns * 4, -1)
         for r, z in zip(results, addends, strict=True):
@@ -137,13 +141,23 @@ def _decoded(side, type_, words):
     return values
 
 
+def _sharing(x, right):
+    """How many warps in a row have the same second factors: those of a block, or 1."""
+    warps = x.chunk.pitch // WARP
+    if x.lanes is not None or warps == 1:
+        return 1
+    right = right.reshape(x.chunk.count, warps, -1)
+    same = np.array_equal(right[0, 0], right[0, 1]) and (right[:, 1:] == right[:, :1]).all()
+    return warps if same else 1
+
+
 def _product(left, right):
     """A stack of matrix products, each small enough that OpenBLAS does not wake its threads for it."""
-    product = scratch("product", (left.shape[0], left.shape[1], right.shape[2]), np.float64)
-    width = max(8, _SERIAL_SIZE // (left.shape[1] * left.shape[2]) // 8 * 8)
-    for at in range(0, right.shape[2], width):
+    product = scratch("product", (*left.shape[:3], right.shape[3]), np.float64)
+    width = max(8, _SERIAL_SIZE // (left.shape[2] * left.shape[3]) // 8 * 8)
+    for at in range(0, right.shape[3], width):
         part = slice(at, at + width)
-        np.matmul(left, right[:, :, part], out=product[:, :, part])
+        np.matmul(left, right[..., part], out=product[..., part])
     return product
 
 
