@@ -1,6 +1,7 @@
 """What a profile holds: the same counters for a kernel and for each of its source lines."""
 
 import dataclasses
+from pathlib import Path
 
 from ..cost_model import Executed, lower_bound
 from ..occupancy import occupancy
@@ -189,10 +190,42 @@ class KernelProfile(Counts):
         """Cycles that the launches need at least on a device or architecture: see `cost_model`."""
         return lower_bound(self, device)
 
+    def to_html(self, path):
+        """Write a page that shows the source with what each line costs, and what bounds the kernel.
+
+        The page needs no other file. Without NVRTC it lacks registers and occupancy.
+        """
+        from .page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def figure(self):
+        """The same as a Matplotlib figure, of the lines that do most. Raises ImportError without Matplotlib."""
+        from .figure import figure
+
+        return figure(self)
+
+    def to_png(self, path):
+        """Write the `figure`."""
+        from .figure import write
+
+        write(self, path)
+
     def hottest(self, count=10, by="warp_instructions"):
         """The `count` lines with most of a counter, most first; lines that have none of it are left out."""
         lines = [line for line in self.lines if getattr(line, by)]
         return sorted(lines, key=lambda line: -getattr(line, by))[:count]
+
+    def outlook(self):
+        """Resources, occupancy and lower bounds by name; None for what nobody here can tell, as without NVRTC."""
+        from .annotated import bounds, when_known
+
+        needs, fit = when_known(lambda: self.resources), when_known(lambda: self.occupancy)
+        return {
+            "resources": needs and needs.as_dict(),
+            "occupancy": fit and fit.as_dict(),
+            "lower_bounds": {bound.device: bound.as_dict() for bound in bounds(self)[0]},
+        }
 
     def as_dict(self):
         """Everything by name; `lines` and `shapes` are lists of dicts."""
@@ -203,5 +236,6 @@ class KernelProfile(Counts):
             "shapes": shapes,
             **self.counters(),
             "block_load_sectors": self.block_load_sectors,
+            **self.outlook(),
             "lines": [line.as_dict() for line in self.lines],
         }

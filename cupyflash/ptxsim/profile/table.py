@@ -1,5 +1,7 @@
 """Profiles as text for a terminal."""
 
+from .annotated import bounds, demands
+
 _WIDTH = 120
 _COLUMNS = (  # of the table of lines: heading, counter
     ("instr", "warp_instructions"),
@@ -24,7 +26,17 @@ def kernel_table(kernel):
         elif name not in ("instructions", "opcodes", "warp_instructions") and value is not None:
             rows.append((name.replace("_", " "), value))
     rows.append(("block load sectors", kernel.block_load_sectors))
-    return "\n".join([kernel.name, *(f"  {label:<28}{_number(value):>20}" for label, value in rows)])
+    text = [f"  {label:<28}{_number(value):>20}" for label, value in rows]
+    return "\n".join([kernel.name, *text, *_outlook(kernel)])
+
+
+def _outlook(kernel):
+    """Resources, occupancy and what bounds the kernel on several devices, one a line."""
+    for name, value in demands(kernel):
+        yield f"  {name:<28}{value}"
+    yield "  needs at least (a lower bound, not an estimate)"
+    for bound in bounds(kernel)[0]:
+        yield f"    {f'{bound.device} ({bound.arch})':<26}{_number(round(bound.cycles)):>20} cycles, {bound.limited_by}"
 
 
 def line_table(kernel, count, by):
