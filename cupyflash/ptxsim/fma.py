@@ -107,7 +107,7 @@ def fma_f64(a, b, c):
         doubtful &= (low != 0) & (s_low != 0)
         if _either(doubtful):
             where = np.nonzero(doubtful)
-            result[where] = s[where] + odd_sum(low[where], s_low[where])
+            result[where] = s[where] + odd_sum(_at(low, where, s.shape), s_low[where])
     if not result.all():  # an exact zero has the sign of s
         result = np.where((result == 0) & (rest == 0), s, result)
     outside = _outside(a, b)
