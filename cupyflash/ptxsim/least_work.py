@@ -36,7 +36,7 @@ import weakref
 
 from .flow import results, sources
 from .isa import types_of
-from .syntax import Address, Literal, Memory, Register, Special
+from .syntax import Literal, Memory, Register, Special
 
 _THREAD = ("tid", "laneid", "lanemask")
 _UNIFORM = {"vote", "match", "redux", "activemask", "elect"}  # results that all threads of the warp share
@@ -64,10 +64,10 @@ class LeastWork:
     def count(self, block):
         """Kind -> warp instructions; tensor products as ("mma", type) -> multiply-adds."""
         kinds = collections.Counter()
+        self.join(block)
         for ins in block.code:
-            kept = self.memory(ins, block)
             if ins.guard is None:
-                for kind, count in _kinds(ins, kept, self.varies(ins)):
+                for kind, count in _kinds(ins, self.kept.get(ins), self.varies(ins)):
                     kinds[kind] += count
         return kinds
 
@@ -75,22 +75,23 @@ class LeastWork:
         """Whether a value that depends on the thread enters."""
         return any(r in self.varying for r in sources(ins)) or _names_thread(ins)
 
-    def memory(self, ins, block):
-        """The fraction of an access that is left if its neighbours are joined; None: no access of such memory."""
-        if ins.opcode not in ("ld", "st") or not {"local", "param", "const"}.isdisjoint(ins.modifiers):
-            return None
-        size = _access_bytes(ins)
-        joined = size < _WIDEST and "volatile" not in ins.modifiers and self.has_neighbour(ins, block)
-        self.kept[ins] = size / _WIDEST if joined else 1
-        return self.kept[ins]
+    def join(self, block):
+        """Note for each access of global or shared memory the fraction that is left if its neighbours are joined."""
+        groups = collections.defaultdict(list)
+        for ins, base, offset in _places(block):
+            groups[ins.opcode, base].append((offset, ins))
+        for (_, base), group in groups.items():
+            group.sort(key=lambda item: item[0])
+            offsets = [offset for offset, _ in group]
+            near = self.meets_itself(block, base)
+            for n, (offset, ins) in enumerate(group):
+                beside = offsets[max(n - 1, 0) : n] + offsets[n + 1 : n + 2]
+                joins = near or any(abs(other - offset) < _WIDEST for other in beside)
+                size = _access_bytes(ins)
+                self.kept[ins] = size / _WIDEST if joins and size < _WIDEST and "volatile" not in ins.modifiers else 1
 
-    def has_neighbour(self, ins, block):
-        base, offset = _place(ins, block)
-        for other in block.code:
-            if other is not ins and other.opcode == ins.opcode:
-                other_base, other_offset = _place(other, block)
-                if other_base is base and abs(other_offset - offset) < _WIDEST:
-                    return True
+    def meets_itself(self, block, base):
+        """Whether an access may be a neighbour of itself in the next turn of a loop."""
         if block.index not in self.looping:
             return False
         steps = self.steps(base)
@@ -98,6 +99,8 @@ class LeastWork:
 
     def steps(self, base):
         """By how much a base register changes from turn to turn: constants, none if never, None if unknown."""
+        if isinstance(base, tuple):
+            return None
         if not isinstance(base, Register):
             return ()
         found = []
@@ -211,21 +214,21 @@ def _access_bytes(ins):
     return count * (4 if type_.endswith("x2") else int(type_.lstrip("bufs")) // 8)
 
 
-def _place(ins, block):
-    """Base and offset of an access; a base that the block makes by adding constants is followed back."""
-    memory = next((o for o in ins.operands if isinstance(o, Memory)), None)
-    if memory is None:
-        return None, 0
-    address = memory.address
-    base, offset = (address.base, address.offset) if isinstance(address, Address) else (address, 0)
-    position = next((n for n, other in enumerate(block.code) if other is ins), 0)
-    for other in reversed(block.code[:position]):
-        if isinstance(base, Register) and base in results(other):
-            added = _added_constant(other)
-            if added is None or other.guard is not None:
-                break
-            base, offset = added[0], offset + added[1]
-    return base, offset
+def _places(block):
+    """(access of global or shared memory, base, offset). The base is a register or variable that the block does not
+    change, or (register, position) where it does; additions of constants are followed back."""
+    known = {}
+    for position, ins in enumerate(block.code):
+        memory = next((o for o in ins.operands if isinstance(o, Memory)), None)
+        if ins.opcode in ("ld", "st") and memory and {"local", "param", "const"}.isdisjoint(ins.modifiers):
+            base, offset = memory.address.base, memory.address.offset
+            start, more = known.get(base, (base, 0))
+            yield ins, start, offset + more
+        added = None if ins.guard is not None else _added_constant(ins)
+        if added is not None:
+            start, more = known.get(added[0], (added[0], 0))
+        for register in results(ins):
+            known[register] = ((register, position), 0) if added is None else (start, more + added[1])
 
 
 def _added_constant(ins):

@@ -111,6 +111,29 @@ def test_neighbours_may_be_joined_into_one_access_of_16_bytes():
     assert apart.lower_bound("A100").resources["shared memory"] == stores + 4 * 32
 
 
+WALK = """
+extern "C" __global__ void walk(float* out, int n) {
+  __shared__ float tile[1024];
+  int t = threadIdx.x;
+  for (int k = 0; k < 32; ++k) tile[32 * k + t] = k * t;
+  __syncwarp();
+  float sum = 0;
+  #pragma unroll 1
+  for (int k = 0; k < n; ++k) sum += tile[AT];
+  out[t] = sum;
+}"""
+
+
+@pytest.mark.parametrize("at, counted, left", [("32 * t + k", 32, 8), ("32 * k + t", 1, 1), ("32 * t", 32, 32)])
+def test_turns_of_a_loop_may_be_joined_if_their_addresses_are_neighbours(at, counted, left):
+    """A row read word by word may become reads of four words, a column may not."""
+    n = 20
+    kernel = profiled(WALK.replace("AT", at), 1, 32, poisoned(32, np.float32), np.int32(n))
+    assert kernel.shared_wavefronts in (32 + n * counted, 32 + counted)  # NVRTC may load what stays the same once
+    loads = kernel.shared_wavefronts - 32
+    assert kernel.lower_bound("A100").resources["shared memory"] == 32 + loads * left / counted
+
+
 EXPONENTIALS = """
 extern "C" __global__ void exponentials(float* x, int n) {
   float v = x[threadIdx.x];
