@@ -508,3 +508,61 @@ def test_an_atomic_that_adds_nothing_is_a_load(settings):
     y = poisoned(64, np.int32)
     assert not findings(source, 1, 64, np.zeros(1, np.int32), y, **settings)
     assert (y == 1).all()
+
+
+# -- who has read and written --------------------------------------------------------------------------
+@every_schedule
+@pytest.mark.parametrize("writer", [0, 32])
+def test_two_readers_are_both_remembered(writer, settings):
+    source = f"""
+    extern "C" __global__ void readers(int* y) {{
+      __shared__ volatile int s;
+      int t = threadIdx.x;
+      if (t == 0) s = 1;
+      __syncthreads();
+      if (t == 0) y[0] = s;  // thread 0
+      if (t == 32) y[1] = s;  // thread 32
+      if (t == {writer}) s = 7;  // write
+    }}"""
+    found = findings(source, 1, 64, poisoned(2, np.int32), **settings)
+    assert [f.kind for f in found] == ["shared race"]
+    assert line(source, "write") in (found[0].where, found[0].other)
+
+
+@every_schedule
+@pytest.mark.parametrize("space", ["__shared__ int", "__device__ int"])
+@pytest.mark.parametrize("writer", [0, 17, 63])
+def test_readers_at_once_are_all_remembered(writer, space, settings):
+    """The last lane that reads is none but one of them; the writer orders its own read, not those of its warp."""
+    outside, inside = ("", f"{space} s;") if "shared" in space else (f"{space} s;", "")
+    source = f"""
+    {outside}
+    extern "C" __global__ void broadcast(int* y) {{
+      {inside}
+      int t = threadIdx.x;
+      if (t == 0) s = 1;
+      __syncthreads();
+      y[t] = s;  // read
+      if (t == {writer}) s = 7;  // write
+    }}"""
+    found = findings(source, 1, 64, poisoned(64, np.int32), **settings)
+    assert f"{space.split()[0].strip('_').replace('device', 'global')} race" in {f.kind for f in found}
+    assert {f.where for f in found} | {f.other for f in found} == {line(source, "read"), line(source, "write")}
+    assert not findings(
+        source.replace("if (t ==", "__syncthreads(); if (t =="), 1, 64, poisoned(64, np.int32), **settings
+    )
+
+
+@every_schedule
+@pytest.mark.parametrize("place", ["s[0]", "z[0]"])
+def test_a_value_that_all_have_written_can_be_read_by_each(place, settings):
+    source = f"""
+    extern "C" __global__ void same(volatile int* z, int* y) {{
+      __shared__ volatile int s[1];
+      {place} = 5;
+      y[blockIdx.x * 64 + threadIdx.x] = {place};
+    }}"""
+    y = poisoned(128, np.int32)
+    assert not findings(source, 2, 64, poisoned(1, np.int32), y, **settings)
+    assert not findings(source.replace("volatile", ""), 2, 64, poisoned(1, np.int32), y, **settings)
+    assert (y == 5).all()

@@ -173,7 +173,7 @@ class Races(Observer):
     def write(self, access, many, values):
         """`values`: of the lanes of the access, where a store of equal ones is harmless."""
         shadow, ins = access.shadow, access.ins
-        self.report_races(access, *self.unordered(access, shadow.read, False))
+        read, readers = self.unordered(access, shadow.read, False)
         at, old = self.unordered(access, shadow.written, True)
         stamps = access.stamps(many)
         if old.size and values is not None:
@@ -181,9 +181,13 @@ class Races(Observer):
             compared = ~is_pending(old) & (self.kind_at(old) <= VOLATILE)
             equal = compared & (words[at] == access.present()[at])
             stamps = self.joined(access, stamps, tuple(w[equal] for w in at), old[equal])
+            changed = np.ones(words.shape, bool)  # whoever reads a value that another thread has put there, too
+            changed[tuple(w[equal] for w in at)] = False
+            read, readers = tuple(w[changed[read]] for w in read), readers[changed[read]]
             differ = compared & ~equal
             self.report("different values", access, tuple(w[differ] for w in at), old[differ])
             at, old = tuple(w[~compared] for w in at), old[~compared]
+        self.report_races(access, read, readers)
         self.report_races(access, at, old)
         rows = access.rows(shadow.written)
         if access.kind == ATOMIC:

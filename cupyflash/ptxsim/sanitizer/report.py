@@ -76,9 +76,15 @@ def sanitize(*, halt=False):
     A fault, such as an access out of bounds or a deadlock, ends its launch as it does on a GPU; the call returns
     and the fault is one of the findings. A launch orders everything before it with everything in it.
 
-    What cannot be seen: an access that leaves its own variable for another one of the same shared memory or
-    local memory, or its own array for another one that the kernel was given; only the end of the block's
-    shared memory, of the thread's local memory and of all arrays is checked.
+    Races are looked for between the accesses that were made, whatever the schedule: one run finds those that
+    its control flow and its addresses can have. A race needs two threads, one word, at least one write, and no
+    barrier, `__syncwarp` or flag (a fence and an atomic, volatile, release or acquire access) between the two.
+    Shuffles, votes and `volatile` order no memory. Stores of equal values are no race. Flags are modelled
+    generously: after one, all that its writer's block has done before its last fence counts as seen.
+
+    What cannot be seen: an access that leaves its own variable for another one of the same shared or local
+    memory, or its own array for another one that the kernel was given; only the end of the block's shared
+    memory, of the thread's local memory and of each stretch of arrays is checked.
 
     Parameters
     ----------
@@ -89,6 +95,22 @@ def sanitize(*, halt=False):
     ------
     Report
         Its `findings` name kind, kernel, source line, thread and block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyflash import ptxsim
+    >>> source = '''
+    ... extern "C" __global__ void turn(const int* x, int* y) {
+    ...   __shared__ int s[64];
+    ...   s[threadIdx.x] = x[threadIdx.x];
+    ...   y[threadIdx.x] = s[63 - threadIdx.x];
+    ... }'''
+    >>> x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    >>> with ptxsim.sanitize() as report:
+    ...     ptxsim.RawModule(code=source).get_function("turn")((1,), (64,), (x, y))
+    >>> [(finding.kind, finding.where, finding.other) for finding in report.findings]
+    [('shared race', 'kernel.cu:5', 'kernel.cu:4')]
     """
     report = Report(halt)
     token = _current.set(report)
