@@ -5,14 +5,15 @@ class SimulationError(RuntimeError):
     """A kernel did something undefined; the message names kernel, thread, block and source line.
 
     For a sanitizer's report, `kind` says what sort of fault it is, `what` what happened, with thread and block,
-    `where` the source line, `lanes` how many threads did it at once.
+    `where` the source line, `calls` those that it is inlined at, `lanes` how many threads did it at once.
     """
 
-    kind, what, where, lanes = "undefined behaviour", None, "", 1
+    kind, what, where, calls, lanes = "undefined behaviour", None, "", (), 1
 
-    def located(self, kind, what, where, lanes=1):
+    def located(self, kind, what, instruction, lanes=1):
         """The same exception, with what a report says of it."""
-        self.kind, self.what, self.where, self.lanes = kind, what, where, lanes
+        self.kind, self.what, self.lanes = kind, what, lanes
+        self.where, self.calls = instruction.where, instruction.calls
         return self
 
 

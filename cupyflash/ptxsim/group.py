@@ -84,12 +84,12 @@ class Group:
             "misaligned access" if why == "misaligned" else "out of bounds" if "outside" in why else "read-only memory"
         )
         error = MemoryFault(f"{what}; {self.describe(ins, lane)}")
-        return error.located(kind, f"{thread}: {what}", ins.where, int(lanes))
+        return error.located(kind, f"{thread}: {what}", ins, int(lanes))
 
     def error(self, ins, lane, what, kind=SimulationError.kind):
         """The exception for what one lane does wrong."""
         error = SimulationError(f"{what}; {self.describe(ins, lane)}")
-        return error.located(kind, f"{self.thread(lane)}: {what}", ins.where)
+        return error.located(kind, f"{self.thread(lane)}: {what}", ins)
 
     def describe(self, ins, lane):
         return f"kernel {self.chunk.launch.program.name}, {self.thread(lane)}, {ins.where}"

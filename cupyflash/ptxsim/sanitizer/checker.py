@@ -44,7 +44,7 @@ class Checker(Observer):
         name = self.launch.program.name
         itself = (error.kind, error.what, error.where, error.lanes)
         for kind, what, where, threads in error.groups if isinstance(error, Deadlock) else (itself,):
-            self.report.add(Finding(kind, name, where, what or str(error), count=threads), error)
+            self.report.add(Finding(kind, name, where, what or str(error), None, threads, error.calls), error)
 
     def describe(self, lane):
         """A thread and its block, by its number among all lanes of the launch."""
