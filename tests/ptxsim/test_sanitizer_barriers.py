@@ -163,6 +163,8 @@ def test_long_loops_and_timeouts_are_none():
       long long start = clock64();
       while (((volatile int*)out)[63] == 0 && clock64() - start < 5000);
       unsigned a = t + 1;
+
+#pragma unroll 1
       for (int k = 0; k < 9000; ++k) a = a * 1664525 + 1013904223;
       out[t] = a;"""
     out = np.zeros(64, np.int32)

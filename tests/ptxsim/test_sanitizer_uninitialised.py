@@ -203,6 +203,118 @@ def test_a_copy_of_an_undefined_value_is_undefined():
     assert found.count == 1
 
 
+@every_schedule
+def test_memory_that_was_written_is_undefined_again_with_an_undefined_value(settings):
+    """After a barrier that found all of shared memory written."""
+    source = """
+    extern "C" __global__ void again(const int* x, int* out) {
+      __shared__ int box[64];
+      int t = threadIdx.x;
+      box[t] = t;
+      __syncthreads();
+      int v = x[t];  // fault
+      box[63 - t] = v;
+      __syncthreads();
+      out[t] = box[t];
+    }"""
+    x, out = ptxsim.empty(64, np.int32), np.zeros(64, np.int32)
+    x[:40] = 0
+    found = findings(source, 1, 64, x, out, **settings)
+    (finding,) = found
+    assert finding.kind == "uninitialised shared memory" and finding.count == 24
+    x[40:] = 0
+    assert not findings(source, 1, 64, x, out, **settings)
+
+
+DIVERGENT = """
+extern "C" __global__ void ways(const int* x, int* out, int n) {{
+  __shared__ int box[64];
+  int t = threadIdx.x, v, sum = 0;
+  box[t] = t;
+  if (t < n) {{
+    v = x[t];  // fault
+    for (int i = 0; i < t % 5; ++i) sum += box[i] ^ sum;
+  }} else {{
+    v = {other};
+    for (int i = 0; i < t % 7; ++i) sum += box[i] * 3;
+  }}
+  __syncthreads();
+  for (int i = 0; i < t % 3; ++i) sum ^= box[i + 5];
+  if ({stores}) out[t] = v + sum;
+}}"""
+
+
+@every_schedule
+def test_values_are_followed_through_divergent_code(settings):
+    x, out = ptxsim.empty(64, np.int32), np.zeros(64, np.int32)
+    x[:8] = 1
+
+    def run(stores, other="t"):
+        source = DIVERGENT.format(stores=stores, other=other)
+        found = findings(source, 1, 64, x, out, np.int32(20), **settings)
+        return source, [f for f in found if f.kind.startswith("uninitialised")]
+
+    source, found = run("true")
+    assert check(found, source, "uninitialised global memory").count == 12
+    assert run("t < 8 || t >= 20")[1] == []
+    source, found = run("t >= 20", "x[t & 15]")
+    assert found[0].kind == "uninitialised global memory" and found[0].count == sum(t & 15 >= 8 for t in range(20, 64))
+
+
+def predicates(instructions):
+    """A kernel in which p is true for n < 5 and u is undefined from thread 20 on."""
+    return f"""
+    extern "C" __global__ void decide(int* out, int n) {{
+      __shared__ int box[32];
+      int t = threadIdx.x, r;
+      if (t < 20) box[t] = t;
+      __syncwarp();
+      int v = box[t];  // fault
+      asm("{{ .reg .pred p, u, q; setp.lt.s32 p, %1, 5; setp.lt.s32 u, %2, 10; {instructions} selp.u32 %0, 1, 2, q; }}"
+        : "=r"(r) : "r"(n), "r"(v));
+      out[t] = r;
+    }}"""
+
+
+@pytest.mark.parametrize(
+    "instructions, decides",
+    [
+        ("and.pred q, p, u;", "false"),
+        ("and.pred q, u, p;", "false"),
+        ("or.pred q, p, u;", "true"),
+        ("or.pred q, u, p;", "true"),
+        ("setp.lt.and.s32 q, %2, 7, p;", "false"),
+        ("setp.lt.or.s32 q, %2, 7, p;", "true"),
+        ("xor.pred q, p, u;", "neither"),
+        ("setp.lt.xor.s32 q, %2, 7, p;", "neither"),
+    ],
+)
+def test_one_operand_may_decide(instructions, decides):
+    source = predicates(instructions)
+    for n, value in ((4, "true"), (5, "false")):
+        found = findings(source, 1, 32, np.zeros(32, np.int32), np.int32(n))
+        if value == decides:
+            assert not found
+        else:
+            assert check(found, source, "uninitialised shared memory").count == 12
+
+
+def test_small_integers_may_equal_the_pattern():
+    """Of one or two bytes only eight at once are uninitialised, and never fewer at the end of an array."""
+    source = """
+    extern "C" __global__ void bytes(const unsigned char* x, int* out, int n) {
+      if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x];
+    }"""
+    out = np.zeros(64, np.int32)
+    for size in (63, 64):
+        x = ptxsim.empty(size, np.uint8)
+        x[::8] = 0
+        assert not findings(source, 1, 64, x, out, np.int32(size))
+        x = ptxsim.empty(size, np.uint8)
+        x[:56] = 0
+        assert len(findings(source, 1, 64, x, out, np.int32(size))) == (size == 64)
+
+
 def test_padding_of_a_structure():
     source = """
     struct Padded { char tag; int value; short last; };
