@@ -75,6 +75,16 @@ def basic_blocks(function: Function) -> list[Block]:
     return blocks
 
 
+def leave_at_branches(blocks):
+    """Let conditional branches to a bare `ret` end their lanes at once. That block, the last one, would run after all
+    others, and until then barriers would wait for lanes that have nothing left to do."""
+    bare = {b.index for b in blocks if not b.code and b.ending and b.ending.opcode in ("ret", "exit")}
+    bare = {index for index in bare if blocks[index].ending.guard is None}
+    for block in blocks:
+        if len(block.targets) > 1:
+            block.targets = tuple(len(blocks) if target in bare else target for target in block.targets)
+
+
 def _position(function, label, instruction):
     if label not in function.labels:
         raise NotImplementedError(f"{instruction.where}: branch to unknown label {label}")

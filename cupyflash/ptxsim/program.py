@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from .flow import basic_blocks, bits, results, sources
+from .flow import basic_blocks, bits, leave_at_branches, results, sources
 from .inline import inline_calls
 from .isa import check_support, types_of
 from .shadow import may_be_undefined
@@ -27,6 +27,8 @@ class Program:
         self.name = function.name
         self.communicates = communicates(function)
         self.blocks = basic_blocks(function)
+        if not profiled and not sanitized:  # who watches hears of every instruction
+            leave_at_branches(self.blocks)
         self.constants = Constants()
         self.memo = {}  # what checks work out once for all launches
         self.undefinable = may_be_undefined(self) if sanitized else frozenset()
