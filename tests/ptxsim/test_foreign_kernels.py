@@ -1,0 +1,257 @@
+"""More kernels in the manner of those that people pass to `cupy.RawModule`, each against NumPy."""
+
+import numpy as np
+import pytest
+
+from cupyflash import ptxsim
+
+from .kernels import OPTIONS, SCHEDULES, launch, poisoned, schedule_name
+
+every_schedule = pytest.mark.parametrize("settings", SCHEDULES[:2], ids=schedule_name)
+
+
+def normal(*shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_matrix_product_by_register_tiles():
+    """A 32 x 32 tile for 64 threads, 4 x 4 results each, loaded as float4 and multiplied from registers."""
+    source = """
+    extern "C" __global__ void __launch_bounds__(64) sgemm(const float4* __restrict__ a, const float4* __restrict__ b,
+                                                           float4* __restrict__ c, int n, int k) {
+      __shared__ float left[8][36], right[8][32];
+      int t = threadIdx.x, row = t / 8 * 4, column = t % 8 * 4;
+      float sum[4][4] = {};
+      for (int start = 0; start < k; start += 8) {
+        float4 x = a[((blockIdx.y * 32 + t / 2) * k + start) / 4 + t % 2];
+        left[t % 2 * 4][t / 2] = x.x; left[t % 2 * 4 + 1][t / 2] = x.y;
+        left[t % 2 * 4 + 2][t / 2] = x.z; left[t % 2 * 4 + 3][t / 2] = x.w;
+        *(float4*)&right[t / 8][column] = b[((start + t / 8) * n + blockIdx.x * 32 + column) / 4];
+        __syncthreads();
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          float p[4], q[4];
+          *(float4*)p = *(float4*)&left[j][row];
+          *(float4*)q = *(float4*)&right[j][column];
+          #pragma unroll
+          for (int r = 0; r < 4; ++r)
+            #pragma unroll
+            for (int s = 0; s < 4; ++s) sum[r][s] += p[r] * q[s];
+        }
+        __syncthreads();
+      }
+      for (int r = 0; r < 4; ++r)
+        c[((blockIdx.y * 32 + row + r) * n + blockIdx.x * 32 + column) / 4] = *(float4*)sum[r];
+    }"""
+    a, b, c = normal(64, 24), normal(24, 96, seed=2), poisoned((64, 96), np.float32)
+    launch(source, (3, 2), 64, a, b, c, np.int32(96), np.int32(24))
+    bound = 26 * 2.0**-24 * (abs(a).astype(float) @ abs(b))
+    assert (abs(c - a.astype(float) @ b) <= bound).all()
+
+
+@every_schedule
+def test_reduction_as_a_template(settings):
+    source = """
+    template <typename T, int BLOCK> __global__ void reduce(const T* x, T* out, int n) {
+      __shared__ T box[BLOCK];
+      T sum = 0;
+      for (int i = blockIdx.x * BLOCK * 2 + threadIdx.x; i < n; i += BLOCK * 2 * gridDim.x)
+        sum += x[i] + (i + BLOCK < n ? x[i + BLOCK] : T(0));
+      box[threadIdx.x] = sum;
+      __syncthreads();
+      if (BLOCK >= 128) { if (threadIdx.x < 64) box[threadIdx.x] += box[threadIdx.x + 64]; __syncthreads(); }
+      if (threadIdx.x < 32) {
+        sum = box[threadIdx.x] + box[threadIdx.x + 32];
+        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
+        if (threadIdx.x == 0) out[blockIdx.x] = sum;
+      }
+    }"""
+    names = ("reduce<double, 128>", "reduce<int, 64>")
+    module = ptxsim.RawModule(code=source, options=OPTIONS, name_expressions=names)
+    rng = np.random.default_rng(4)
+    for name, block, x in (
+        (names[0], 128, rng.integers(-9, 9, 1000).astype(np.float64)),
+        (names[1], 64, rng.integers(-9, 9, 777).astype(np.int32)),
+    ):
+        out = np.zeros(3, x.dtype)
+        with ptxsim.settings(**settings):
+            module.get_function(name)((3,), (block,), (x, out, np.int32(x.size)))
+        assert out.sum() == x.sum()
+
+
+@every_schedule
+def test_prefix_sums_by_shuffles(settings):
+    """Inclusive sums: of a warp by shuffles, of the warps' totals by the first of them."""
+    source = """
+    extern "C" __global__ void scan(const unsigned* x, unsigned* out, int n) {
+      __shared__ unsigned totals[32];
+      int i = threadIdx.x, lane = i & 31, warp = i >> 5;
+      unsigned v = i < n ? x[i] : 0;
+      for (int d = 1; d < 32; d *= 2) {
+        unsigned w = __shfl_up_sync(0xffffffffu, v, d);
+        if (lane >= d) v += w;
+      }
+      if (lane == 31) totals[warp] = v;
+      __syncthreads();
+      if (warp == 0) {
+        unsigned w = lane < blockDim.x / 32 ? totals[lane] : 0;
+        for (int d = 1; d < 32; d *= 2) {
+          unsigned y = __shfl_up_sync(0xffffffffu, w, d);
+          if (lane >= d) w += y;
+        }
+        totals[lane] = w;
+      }
+      __syncthreads();
+      if (i < n) out[i] = v + (warp ? totals[warp - 1] : 0);
+    }"""
+    x, out = np.random.default_rng(5).integers(0, 2**32, 301, dtype=np.uint32), poisoned(301, np.uint32)
+    launch(source, 1, 320, x, out, np.int32(301), **settings)
+    np.testing.assert_array_equal(out, np.cumsum(x, dtype=np.uint32))
+
+
+@every_schedule
+def test_the_last_block_adds_up(settings):
+    """Each block leaves its sum and takes a ticket; who draws the last one adds them in order."""
+    source = """
+    __device__ unsigned tickets = 0;
+    extern "C" __global__ void total(const float* x, volatile float* partial, float* out, int n) {
+      __shared__ float box[64];
+      __shared__ bool last;
+      float sum = 0.0f;
+      for (int i = blockIdx.x * 64 + threadIdx.x; i < n; i += gridDim.x * 64) sum += x[i];
+      box[threadIdx.x] = sum;
+      for (int half = 32; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) box[threadIdx.x] += box[threadIdx.x + half];
+      }
+      if (threadIdx.x == 0) {
+        partial[blockIdx.x] = box[0];
+        __threadfence();
+        last = atomicInc(&tickets, gridDim.x - 1) == gridDim.x - 1;
+      }
+      __syncthreads();
+      if (last && threadIdx.x == 0) {
+        sum = 0.0f;
+        for (int b = 0; b < gridDim.x; ++b) sum += partial[b];
+        *out = sum;
+      }
+    }"""
+    x = np.random.default_rng(6).integers(-99, 99, 1000).astype(np.float32)
+    for _ in range(2):  # the tickets wrap around to where they began
+        out = poisoned(1, np.float32)
+        launch(source, 5, 64, x, poisoned(5, np.float32), out, np.int32(1000), **settings)
+        assert out[0] == x.sum()
+
+
+@every_schedule
+def test_a_lock_that_threads_spin_on(settings):
+    source = """
+    extern "C" __global__ void insert(int* lock, int* list, int* count) {
+      bool done = false;
+      while (!done) {
+        if (atomicCAS(lock, 0, 1) == 0) {
+          __threadfence();
+          int at = *(volatile int*)count;
+          *(volatile int*)(list + at) = blockIdx.x * blockDim.x + threadIdx.x;
+          *(volatile int*)count = at + 1;
+          __threadfence();
+          atomicExch(lock, 0);
+          done = true;
+        }
+      }
+    }"""
+    items, count = poisoned(80, np.int32), np.zeros(1, np.int32)
+    launch(source, 2, 40, np.zeros(1, np.int32), items, count, **settings)
+    assert count[0] == 80
+    np.testing.assert_array_equal(np.sort(items), np.arange(80))
+
+
+@every_schedule
+def test_mandelbrot(settings):
+    """Threads leave the loop one by one, after up to 60 steps."""
+    source = """
+    extern "C" __global__ void mandelbrot(unsigned char* steps, int width, int height) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x, j = blockIdx.y * blockDim.y + threadIdx.y;
+      if (i >= width || j >= height) return;
+      double a = -2.0 + 2.5 * i / width, b = -1.25 + 2.5 * j / height, x = 0, y = 0;
+      int k = 0;
+      while (k < 60 && x * x + y * y <= 4.0) {
+        double next = x * x - y * y + a;
+        y = 2 * x * y + b;
+        x = next;
+        ++k;
+      }
+      steps[j * width + i] = k;
+    }"""
+    width, height = 37, 21
+    steps = poisoned((height, width), np.uint8)
+    launch(source, (3, 3), (16, 8), steps, np.int32(width), np.int32(height), **settings)
+    a = -2.0 + 2.5 * np.arange(width) / width + np.zeros((height, 1))
+    b = -1.25 + 2.5 * np.arange(height)[:, None] / height + np.zeros(width)
+    x, y, k = np.zeros_like(a), np.zeros_like(a), np.zeros(a.shape, int)
+    for _ in range(60):
+        inside = x * x + y * y <= 4.0
+        x, y = np.where(inside, x * x - y * y + a, x), np.where(inside, 2 * x * y + b, y)
+        k += inside
+    np.testing.assert_array_equal(steps, k)
+
+
+@every_schedule
+def test_layer_norm_with_running_moments(settings):
+    """Mean and variance in one pass, merged across a warp; __half in and out."""
+    source = """
+    #include <cuda_fp16.h>
+    extern "C" __global__ void layer_norm(const __half* x, const float* scale, __half* out, int n, float epsilon) {
+      const __half* row = x + blockIdx.x * n;
+      float mean = 0.0f, m2 = 0.0f, count = 0.0f;
+      for (int j = threadIdx.x; j < n; j += 32) {
+        float v = __half2float(row[j]), d = v - mean;
+        count += 1.0f;
+        mean += d / count;
+        m2 += d * (v - mean);
+      }
+      for (int mask = 1; mask < 32; mask *= 2) {
+        float other_mean = __shfl_xor_sync(~0u, mean, mask), other_m2 = __shfl_xor_sync(~0u, m2, mask);
+        float other_count = __shfl_xor_sync(~0u, count, mask), all = count + other_count, d = other_mean - mean;
+        if (all > 0.0f) {
+          m2 += other_m2 + d * d * count * other_count / all;
+          mean += d * other_count / all;
+        }
+        count = all;
+      }
+      float factor = rsqrtf(m2 / n + epsilon);
+      for (int j = threadIdx.x; j < n; j += 32)
+        out[blockIdx.x * n + j] = __float2half((__half2float(row[j]) - mean) * factor * scale[j]);
+    }"""
+    x, scale, out = (3 + 2 * normal(6, 75)).astype(np.float16), normal(75, seed=3), poisoned((6, 75), np.float16)
+    launch(source, 6, 32, x, scale, out, np.int32(75), np.float32(1e-5), **settings)
+    wide = x.astype(float)
+    expected = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * scale
+    np.testing.assert_allclose(out, expected, rtol=2e-3, atol=2e-3)
+
+
+@every_schedule
+def test_counting_sort_with_shared_counters(settings):
+    """Keys of a block counted in shared memory, the counts summed, and every key put where an atomic says."""
+    source = """
+    extern "C" __global__ void sort(const unsigned char* keys, unsigned char* sorted, int n) {
+      __shared__ unsigned counts[256], starts[256];
+      int t = threadIdx.x;
+      counts[t] = 0;
+      __syncthreads();
+      for (int i = t; i < n; i += 256) atomicAdd(&counts[keys[i]], 1u);
+      __syncthreads();
+      if (t == 0) {
+        unsigned sum = 0;
+        for (int k = 0; k < 256; ++k) { starts[k] = sum; sum += counts[k]; }
+      }
+      __syncthreads();
+      for (int i = t; i < n; i += 256) {
+        unsigned at = atomicAdd(&starts[keys[i]], 1u);
+        assert(at < n);
+        sorted[at] = keys[i];
+      }
+    }"""
+    keys, out = np.random.default_rng(8).integers(0, 256, 999).astype(np.uint8), poisoned(999, np.uint8)
+    launch(source, 1, 256, keys, out, np.int32(999), **settings)
+    np.testing.assert_array_equal(out, np.sort(keys))
