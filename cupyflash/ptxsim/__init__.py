@@ -24,8 +24,10 @@ cupyflash.ptxsim.errors.MemoryFault: read of 4 bytes in global memory at 0x...; 
 
 from .compile import compile_ptx
 from .errors import CompileError, CompilerMissing, Deadlock, MemoryFault, SimulationError
+from .occupancy import occupancy
 from .profile import KernelProfile, profile
 from .rawmodule import RawModule, device_memory
+from .resources import resources
 from .sanitizer import Finding, Report, empty, sanitize
 from .settings import settings
 
@@ -42,7 +44,9 @@ __all__ = [
     "compile_ptx",
     "device_memory",
     "empty",
+    "occupancy",
     "profile",
+    "resources",
     "sanitize",
     "settings",
 ]

@@ -4,8 +4,7 @@ An SM gives each block whole allocations of four things, and a block runs where 
 
 * warps: the SM holds so many,
 * blocks: and so many,
-* registers: a warp takes ``32 * registers``, rounded up to 256, from the quarter of the SM that it runs in; a launch
-  is refused if the block's warps, rounded up to a multiple of 4, ask for more than 65,536,
+* registers: a warp takes ``32 * registers``, rounded up to 256, from the 16,384 of the quarter that it runs in,
 * shared memory: static, dynamic and what the system reserves for each block (1 KiB from sm_80 on), rounded up to a
   unit; the SM is taken to be configured for as much shared memory as it has,
 * from sm_90 on, named barriers.
@@ -17,7 +16,7 @@ and of ``cuda_occupancy.h`` in the CUDA runtime package.
 import dataclasses
 
 _QUARTERS = 4  # of an SM: each has its own scheduler and register file
-_REGISTERS = 65536  # of an SM, and the most that one block may have
+_REGISTERS = 65536  # of an SM
 _REGISTERS_PER_THREAD = 255
 _REGISTER_UNIT = 256
 
@@ -133,7 +132,7 @@ def occupancy(arch, threads, registers, shared_bytes=0, barriers=0):
 
 def _blocks_by_registers(registers, warps):
     per_warp = _rounded(32 * registers, _REGISTER_UNIT)
-    if registers > _REGISTERS_PER_THREAD or per_warp * _rounded(warps, _QUARTERS) > _REGISTERS:
+    if registers > _REGISTERS_PER_THREAD:
         return 0
     return _REGISTERS // _QUARTERS // per_warp * _QUARTERS // warps
 

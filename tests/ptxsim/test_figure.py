@@ -1,6 +1,7 @@
 """Source with what each line costs: as an HTML page, as a figure, as text and JSON."""
 
 import html.parser
+import importlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from cupyflash.ptxsim.errors import CompilerMissing
 
 from .kernels import OPTIONS, poisoned
 from .test_profile import aligned
+
+RESOURCES = importlib.import_module("cupyflash.ptxsim.resources")
 
 TRANSPOSE = r"""
 extern "C" __global__ void transpose(const float* in, float* out, int n) {
@@ -180,7 +183,7 @@ def test_without_a_compiler_the_rest_is_shown(kernel, monkeypatch, tmp_path):
     def missing(*arguments):
         raise CompilerMissing("no NVRTC")
 
-    monkeypatch.setattr("cupyflash.ptxsim.resources.assembler_log", missing)
+    monkeypatch.setattr(RESOURCES, "assembler_log", missing)
     assert kernel.as_dict()["resources"] is None and kernel.as_dict()["lower_bounds"]["A100"]
     assert "registers" not in str(kernel)
     assert "registers" not in text_of(kernel, tmp_path)
@@ -192,7 +195,7 @@ def test_nothing_is_assembled_unless_asked_for(monkeypatch):
     def never(*arguments):
         raise AssertionError("ptxas ran")
 
-    monkeypatch.setattr("cupyflash.ptxsim.resources.assembler_log", never)
+    monkeypatch.setattr(RESOURCES, "assembler_log", never)
     with ptxsim.profile() as profile:
         run = ptxsim.RawModule(code=TRANSPOSE, options=OPTIONS).get_function("transpose")
         run((1,), (32, 32), (aligned(1024), aligned(1024), np.int32(32)))

@@ -23,9 +23,9 @@ KIB = 1024
         ("sm_80", 1024, 32, 0, 0, 2, {"warps", "registers"}),
         ("sm_89", 1024, 32, 0, 0, 1, {"warps"}),
         ("sm_120", 768, 40, 0, 0, 2, {"warps", "registers"}),
-        # 1024 threads of 65 registers: 32 * 2,304 is more than a block may have.
+        # 1024 threads of 65 registers: 2,304 go 7 times into a quarter, and 28 warps are no 32.
         ("sm_90", 1024, 65, 0, 0, 0, {"registers"}),
-        # 5 warps of 8,192 count as 8, which is just allowed; 9 count as 12.
+        # 8,192 go twice into a quarter: 8 warps hold a block of 5 and none of 9.
         ("sm_80", 160, 255, 0, 0, 1, {"registers"}),
         ("sm_80", 288, 255, 0, 0, 0, {"registers"}),
         ("sm_80", 32, 256, 0, 0, 0, {"registers"}),

@@ -1,5 +1,7 @@
 """Registers, spills, stack, shared memory and barriers of kernels, as NVRTC's assembler reports them."""
 
+import importlib
+
 import pytest
 
 from cupyflash import ptxsim
@@ -112,7 +114,8 @@ ptxas info    : Function properties for b
     16 bytes stack frame, 9 bytes spill stores, 10 bytes spill loads
 ptxas info    : Used 11 registers, 360 bytes cmem[0]
 """
-    monkeypatch.setattr("cupyflash.ptxsim.resources.assembler_log", lambda *arguments: (log, {"a<int>": "a"}))
+    module = importlib.import_module("cupyflash.ptxsim.resources")
+    monkeypatch.setattr(module, "assembler_log", lambda *arguments: (log, {"a<int>": "a"}))
     assert resources("", "a<int>", "sm_90") == Resources("a", "sm_90", 3, 1, 2, 56, 5, 4)
     assert resources("", "b", "sm_90") == Resources("b", "sm_90", 11, 9, 10, 16, 0, 0)
 

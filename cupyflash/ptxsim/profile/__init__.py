@@ -35,6 +35,10 @@ that they touch are `global_atomic_sectors`.
 
 Barriers. Once for each thread block that a barrier lets go on.
 
+Beside what it counts, a KernelProfile answers when asked: its `resources` and `occupancy` (NVRTC assembles the code for
+that), the `lower_bound` of its cycles on a device (`cupyflash.ptxsim.cost_model`), and `to_html`, `to_png`, `figure`,
+which show the source with what each line costs.
+
 How blocks are grouped and scheduled does not change a count, unless the kernel itself does something else, as one that
 polls memory.
 """
