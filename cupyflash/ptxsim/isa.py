@@ -215,9 +215,10 @@ _TABLE = f"""
 75 | ldmatrix | b16 | !sync !aligned !m8n8 !x1/x2/x4 trans {_SHARED}
 90 | stmatrix | b16 | !sync !aligned !m8n8 !x1/x2/x4 trans {_SHARED}
 75 | movmatrix | b16 | !sync !aligned !m8n8 !trans
-75 | mma | f32.f16.f16.f32 | !sync !aligned !m16n8k8 !row !col
-80 | mma | f32.f16.f16.f32 | !sync !aligned !m16n8k16 !row !col
+75 | mma | f32.f16.f16.f32 f16.f16.f16.f16 | !sync !aligned !m16n8k8 !row !col
+80 | mma | f32.f16.f16.f32 f16.f16.f16.f16 | !sync !aligned !m16n8k16 !row !col
 80 | mma | f32.bf16.bf16.f32 | !sync !aligned !m16n8k16/m16n8k8 !row !col
+80 | mma | f32.tf32.tf32.f32 | !sync !aligned !m16n8k8/m16n8k4 !row !col
 """
 
 TYPES = frozenset(

@@ -11,7 +11,7 @@ Lane l of a warp has g = l >> 2 and t = l & 3. A fragment register of 8 rows hol
 import numpy as np
 
 from .memory import SHARED_WINDOW, WINDOW_SHIFT
-from .numerics import bf16_to_f32, canonical, f16_to_f32
+from .numerics import bf16_to_f32, canonical, f16_to_f32, f16x2_to_f32, pair
 from .scratch import scratch
 from .tensor_models import multiply_add
 
@@ -83,8 +83,42 @@ def mma(x, m, type_, a, b, c, ins):
     tile column j (1 or 2); c[i][j]: the 4 accumulators. Returns the 4 results of every tile, flat.
     """
     _require_whole_warps(x, m, ins)
+    rows, columns = len(a), len(b)
+    left, right, lengths = _factors(x, type_, a, b)
+    addends = [register for row in c for tile in row for register in tile]
+    model = x.chunk.launch.settings.mma
+    if model != "fp32":
+        product = multiply_add(model, type_, left, right, _matrix(x, addends, rows, columns), lengths)
+        return list(canonical(_by_register(product, rows, columns).reshape(rows * columns * 4, -1)))
+    left = left.reshape(len(right), -1, *left.shape[1:])
+    results = _by_register(_product(left, right[:, None]), rows, columns)
+    if any(z.size > 1 or z[0] != 0 for z in addends):
+        results = results.reshape(rows * columns * 4, -1)
+        for r, z in zip(results, addends, strict=True):
+            r += z
+    return list(canonical(results.astype(np.float32, order="C").reshape(rows * columns * 4, -1)))
+
+
+def mma_f16(x, m, type_, a, b, c, ins):
+    """The same with float16 accumulators, two in a register: 2 of c and of the results for every tile."""
+    _require_whole_warps(x, m, ins)
+    rows, columns = len(a), len(b)
+    left, right, lengths = _factors(x, type_, a, b)
+    registers = (np.broadcast_to(register, x.n) for row in c for tile in row for register in tile)
+    addends = [values for register in registers for values in f16x2_to_f32(register).T]
+    model = x.chunk.launch.settings.mma
+    model = "exact" if model == "fp32" else model
+    product = multiply_add(model, type_, left, right, _matrix(x, addends, rows, columns), lengths, "f16")
+    bits = _by_register(product, rows, columns).reshape(rows * columns * 2, 2, -1)
+    bits = np.where(np.isnan(bits), np.uint16(0x7FFF), bits.view(np.uint16))
+    return list(pair(bits[:, 0], bits[:, 1]))
+
+
+def _factors(x, type_, a, b):
+    """The matrices of the fragments, (warps, 16 rows, k) and (groups of warps that share one, k, 8 columns), and the
+    length of each step along k."""
     warps, rows, columns = x.warps, len(a), len(b)
-    slices = sum(len(step) for step in b[0])  # of 8 along k
+    slices = sum(len(step) for step in b[0])  # along k, of as many elements as 4 lanes have in a register
     left = scratch("left bits", (warps, rows, 2, 8, slices, 4), np.uint32)
     for i, steps in enumerate(a):
         at = 0
@@ -96,27 +130,18 @@ def mma(x, m, type_, a, b, c, ins):
     for j, steps in enumerate(b):
         for at, register in enumerate(r for step in steps for r in step):
             right[:, j, :, at] = _fragment(x, register)
-    left = _decoded("left", type_, left).reshape(warps, rows * 16, slices * 8)
-    addends = [register for row in c for tile in row for register in tile]
-    model = x.chunk.launch.settings.mma
-    if model != "fp32":
-        right = _decoded("right", type_, right).reshape(warps, columns * 8, slices * 8)
-        addend = np.stack([np.broadcast_to(z, x.n) for z in addends])
-        addend = addend.reshape(rows, columns, 2, 2, warps, 8, 4).transpose(4, 0, 2, 5, 1, 6, 3)
-        addend = addend.reshape(warps, rows * 16, columns * 8)
-        lengths = [8 * len(step) for step in b[0]]
-        product = multiply_add(model, type_, left, right.swapaxes(1, 2), addend, lengths)
-        return list(canonical(_by_register(product, rows, columns).reshape(rows * columns * 4, -1)))
-    sharing = _sharing(x, right)
-    right = np.ascontiguousarray(right[::sharing])
-    right = _decoded("right", type_, right).reshape(-1, 1, columns * 8, slices * 8)
-    left = left.reshape(-1, sharing, rows * 16, slices * 8)
-    results = _by_register(_product(left, right.swapaxes(2, 3)), rows, columns)
-    if any(z.size > 1 or z[0] != 0 for z in addends):
-        results = results.reshape(rows * columns * 4, -1)
-        for r, z in zip(results, addends, strict=True):
-            r += z
-    return list(canonical(results.astype(np.float32, order="C").reshape(rows * columns * 4, -1)))
+    right = np.ascontiguousarray(right[:: _sharing(x, right)])
+    width = 4 if type_ == "tf32" else 8
+    left = _decoded("left", type_, left).reshape(warps, rows * 16, slices * width)
+    right = _decoded("right", type_, right).reshape(-1, columns * 8, slices * width)
+    return left, right.swapaxes(1, 2), [width * len(step) for step in b[0]]
+
+
+def _matrix(x, addends, rows, columns):
+    """The accumulators of a grid of tiles, 4 for each, as a matrix for each warp: the inverse of `_by_register`."""
+    addend = np.stack([np.broadcast_to(z, x.n) for z in addends])
+    addend = addend.reshape(rows, columns, 2, 2, -1, 8, 4).transpose(4, 0, 2, 5, 1, 6, 3)
+    return addend.reshape(-1, rows * 16, columns * 8)
 
 
 def _by_register(tiles, rows, columns):
@@ -126,7 +151,11 @@ def _by_register(tiles, rows, columns):
 
 
 def _decoded(side, type_, words):
-    """Pairs of 16-bit numbers as float64."""
+    """Pairs of 16-bit numbers, or tf32, of which the lower 13 bits do not count, as float64."""
+    if type_ == "tf32":
+        values = scratch(side, words.shape, np.float64)
+        np.copyto(values, (words & np.uint32(0xFFFFE000)).view(np.float32))
+        return values
     bits = words.view(np.uint16)
     values = scratch(side, bits.shape, np.float64)
     if type_ == "f16" and ((bits & np.uint16(0x7FFF)).max() < 0x7C00):  # neither infinite nor NaN
@@ -166,10 +195,11 @@ def _fragment(x, register):
 
 
 class _Chain:
-    """mma instructions that accumulate into one tile."""
+    """mma instructions that accumulate into one tile. float16 accumulators are rounded each time: one instruction."""
 
-    def __init__(self, instruction, type_, c):
-        self.instruction, self.type, self.c = instruction, type_, c
+    def __init__(self, instruction, types, c):
+        self.instruction, self.type, self.c = instruction, types[1], c
+        self.function = "mma" if types[0] == "f32" else "mma_f16"
         self.a, self.b, self.d = [], [], None
 
 
@@ -192,37 +222,40 @@ class MmaBatch:
         b_names = tuple(t.use(r, "b32") for r in b)
         c_names = tuple(t.current.get(getattr(r, "index", None)) for r in c)
         chain = self.chains.get(c_names)
+        kept, local = ("f32", "f4") if types[0] == "f32" else ("b32", "u4")
         continued = (
-            chain is not None and chain.type == types[1] and all((chain.instruction, r.index) in t.used_once for r in c)
+            chain is not None
+            and (kept, chain.type) == ("f32", types[1])
+            and all((chain.instruction, r.index) in t.used_once for r in c)
         )
         if continued:
             del self.chains[c_names]
         else:
-            chain = _Chain(i, types[1], tuple(t.use(r, "f32") for r in c))
+            chain = _Chain(i, types, tuple(t.use(r, kept) for r in c))
         chain.instruction = i
         chain.a.append(a_names)
         chain.b.append(b_names)
-        chain.d = tuple(t.fresh("f4") for _ in d)
+        chain.d = tuple(t.fresh(local) for _ in d)
         self.chains[chain.d] = chain
         self.results.update(chain.d)
         for register, name in zip(d, chain.d, strict=True):
-            t.define(register, name, "f32")
+            t.define(register, name, kept)
 
     def emit(self):
         chains, self.chains = list(self.chains.values()), {}
         self.results.clear()
         by_a = {}
         for chain in chains:
-            by_a.setdefault((chain.type, tuple(chain.a)), []).append(chain)
+            by_a.setdefault((chain.function, chain.type, tuple(chain.a)), []).append(chain)
         by_b = {}
-        for (type_, a), row in by_a.items():
-            by_b.setdefault((type_, tuple(tuple(c.b) for c in row)), []).append((a, row))
-        for (type_, b), rows in by_b.items():
+        for (*kind, a), row in by_a.items():
+            by_b.setdefault((*kind, tuple(tuple(c.b) for c in row)), []).append((a, row))
+        for (function, type_, b), rows in by_b.items():
             a = tuple(a for a, _ in rows)
             c = tuple(tuple(chain.c for chain in row) for _, row in rows)
             names = [name for _, row in rows for chain in row for name in chain.d]
             site = self.t.site(rows[0][1][0].instruction)
-            text = f"mma(x, m, {type_!r}, {_tuple(a)}, {_tuple(b)}, {_tuple(c)}, {site})"
+            text = f"{function}(x, m, {type_!r}, {_tuple(a)}, {_tuple(b)}, {_tuple(c)}, {site})"
             self.t.lines.append(f"({', '.join(names)},) = {text}")
 
 

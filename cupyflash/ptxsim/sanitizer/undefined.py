@@ -254,8 +254,10 @@ class Undefined(Observer):
         rows = [_tiles(x, a[n::2]).max(2, keepdims=True) for n in (0, 1)]
         columns = _tiles(x, b).max(2).reshape(-1, 1, 4, 2)
         results = []
+        halves = len(c) == 2  # two accumulators of a row in one register
         for n, addend in enumerate(c):
-            tile = np.maximum(_tiles(x, (addend,)), np.maximum(rows[n // 2], columns[..., n % 2]))
+            row, column = (rows[n], columns.max(-1)) if halves else (rows[n // 2], columns[..., n % 2])
+            tile = np.maximum(_tiles(x, (addend,)), np.maximum(row, column))
             results.append(_or_none(tile.reshape(-1)))
         return tuple(results)
 
