@@ -11,6 +11,7 @@ import kernels_cu
 from cupyflash import _launch, naive, ptxsim
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
+from tests.mutants.generate import planted
 
 CAUSAL = {"causal": True, "align": "bottom-right"}
 TOP_LEFT = {"causal": True, "align": "top-left"}
@@ -108,9 +109,31 @@ VARIANTS = [
 
 @pytest.mark.parametrize("tested", VARIANTS, ids=str)
 def test_no_findings(tested):
-    with ptxsim.sanitize() as report:
+    findings = found_in(tested)
+    assert not findings, "\n".join(map(str, findings))
+
+
+def found_in(tested):
+    """Findings of all launches. What the library allocates counts as uninitialised until a kernel writes it."""
+    original = _launch.Simulator.__init__
+
+    def initialise(device):
+        original(device)
+        device.empty = ptxsim.empty
+
+    with mock.patch.object(_launch.Simulator, "__init__", initialise), ptxsim.sanitize() as report:
         tested.run()
-    assert not report, str(report)
+    return report.findings
+
+
+def test_a_result_that_is_not_written_is_found():
+    """delta of the last query, which the kernel of dq reads."""
+    text = kernels_cu.source("flash_bwd_delta.cu")
+    store = "params.delta[query] ="
+    assert text.count(store) == 1
+    with planted("flash_bwd_delta.cu", text.replace(store, f"if (query != 19) {store}")):
+        findings = found_in(variant("float16", 20, 33, 16, 16, leading=ONE))
+    assert {(finding.kind, finding.kernel) for finding in findings} >= {("uninitialised global memory", "flash_bwd_dq")}
 
 
 def launched(tested):

@@ -102,6 +102,18 @@ def test_results_are_printed_shortened(folder, capsys):
     )
 
 
+def test_resources_bounds_and_figures(folder, capsys):
+    run(f"profile {LAUNCH} {ARGUMENTS} --json counters.json --html page.html --png picture.png")
+    said = capsys.readouterr().out
+    counters = json.loads((folder / "counters.json").read_text())["transpose"]
+    registers = counters["resources"]["registers"]
+    assert f"a thread needs    {registers} registers, no spills\n" in said
+    assert "on A100 (sm_80), limited by shared memory" in said and "A100" in counters["lower_bounds"]
+    assert (folder / "picture.png").read_bytes()[:4] == b"\x89PNG"
+    page = (folder / "page.html").read_text()
+    assert page.lower().startswith("<!doctype html>") and "transpose.cu" in page and "TILE + PADDING" in page
+
+
 def test_lines_by_a_counter(folder, capsys):
     run(f"profile {LAUNCH} {ARGUMENTS} --by shared_wavefronts")
     table = capsys.readouterr().out.partition("lines with most shared wavefronts\n")[2].splitlines()
@@ -263,6 +275,8 @@ BAD = [
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --save 0=a.npy", "a.npy: would be written twice"),
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=in.npy", "in.npy: would be written over"),
     (f"profile {LAUNCH} {ARGUMENTS} --json no/x.json", "no/x.json: there is no directory"),
+    (f"profile {LAUNCH} {ARGUMENTS} --json a --html a", "a: would be written twice"),
+    (f"profile {LAUNCH} {ARGUMENTS} --png no/a.png", "no/a.png: there is no directory"),
     (f"profile {LAUNCH} {ARGUMENTS} --by time", "--by: invalid choice: 'time'"),
     (f"profile {LAUNCH} {ARGUMENTS} --schedule odd", "--schedule: invalid choice: 'odd'"),
     (f"profile {LAUNCH} {ARGUMENTS} --seed -1", "--seed: '-1' is not a whole number"),

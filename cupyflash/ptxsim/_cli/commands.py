@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
 from cupyflash._cli.progress import progress_bar
 from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse
+from cupyflash.ptxsim.profile.page import page
 from cupyflash.ptxsim.settings import ARCHITECTURES, SCHEDULES
 
 _BY = (
@@ -35,7 +38,9 @@ _SHOWN = 8  # elements of an array that are printed
 
 def add_parsers(subparsers) -> None:
     profile = _launching(subparsers, "profile", "count what a launch does", "Exit status 1 where the kernel faults.")
-    profile.add_argument("--json", type=Path, metavar="FILE", help="write all counters")
+    profile.add_argument("--json", type=Path, metavar="FILE", help="write all counters, resources and bounds")
+    profile.add_argument("--html", type=Path, metavar="FILE", help="write the source with what each line costs")
+    profile.add_argument("--png", type=Path, metavar="FILE", help="the same as a picture; needs Matplotlib")
     profile.add_argument(
         "--by", choices=_BY, default=_BY[0], metavar="COUNTER", help=f"that orders the lines: {', '.join(_BY)}"
     )
@@ -102,7 +107,9 @@ def _natural(text: str) -> int:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    targets = _targets(args.json)
+    targets = _targets(args.json, args.html, args.png)
+    if args.png and importlib.util.find_spec("matplotlib") is None:
+        raise CommandError(f"--png {args.png}: needs Matplotlib: pip install matplotlib")
     launch = _Launch(args, targets)
     try:
         with ptxsim.profile() as profile:
@@ -110,8 +117,16 @@ def _profile(args: argparse.Namespace) -> int:
     except ptxsim.SimulationError as error:
         print(f"cupyflash.ptxsim: {error}", file=sys.stderr)
         return 1
-    print(f"{profile}\n\n{profile.line_table(by=args.by)}")
-    launch.finish(targets, {args.json: profile.as_dict()})
+    (kernel,) = profile.kernels
+    print(f"{kernel}\n\n{kernel.line_table(by=args.by)}")
+    launch.finish(
+        targets,
+        {
+            args.json: lambda file: file.write(profile.to_json(indent=1).encode()),
+            args.html: lambda file: file.write(page(kernel).encode()),
+            args.png: kernel.to_png,
+        },
+    )
     return 0
 
 
@@ -121,7 +136,8 @@ def _sanitize(args: argparse.Namespace) -> int:
     with ptxsim.sanitize() as report:
         launch.run("sanitize")
     print(report)
-    launch.finish(targets, {args.json: {"findings": [dataclasses.asdict(finding) for finding in report.findings]}})
+    document = {"findings": [dataclasses.asdict(finding) for finding in report.findings]}
+    launch.finish(targets, {args.json: lambda file: file.write(json.dumps(document, indent=1).encode())})
     return int(bool(report))
 
 
@@ -187,13 +203,9 @@ class _Launch:
             except (TypeError, ValueError) as error:
                 raise CommandError(_as_options(str(error))) from error
 
-    def finish(self, targets: dict[Path, Path], documents: dict[Path | None, object]) -> None:
+    def finish(self, targets: dict[Path, Path], documents: dict[Path | None, Callable[[BinaryIO], object]]) -> None:
         """Write all files, and print the other arrays that the kernel may have written."""
-        contents = {
-            targets[path]: lambda file, document=document: file.write(json.dumps(document, indent=1).encode())
-            for path, document in documents.items()
-            if path is not None
-        }
+        contents = {targets[path]: write for path, write in documents.items() if path is not None}
         for number, argument in enumerate(self.arguments):
             array = argument.value
             if number in self.saved:
@@ -218,7 +230,13 @@ class _Launch:
 
 
 def _targets(*paths: Path | None) -> dict[Path, Path]:
-    return {path: files.check_target(path) for path in paths if path is not None}
+    """File as it is given -> what it is, links resolved."""
+    given = [path for path in paths if path is not None]
+    targets = {path: files.check_target(path) for path in given}
+    for path in given:
+        if [files.check_target(other) for other in given].count(targets[path]) > 1:
+            raise CommandError(f"{path}: would be written twice")
+    return targets
 
 
 def _saved(text: str, arguments: list[Argument]) -> tuple[int, Path]:
