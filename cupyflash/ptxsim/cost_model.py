@@ -72,12 +72,12 @@ class Executed:
         self.uncached_sectors = 0  # loaded past the first-level cache
         # Distinct ones of each launch:
         self.loaded_sectors = 0
-        self.stored_sectors = 0  # atomics included
+        self.stored_sectors = 0  # or changed by atomics, whichever are more
         self.touched_sectors = 0  # loaded, stored or both
         self.most_blocks = 0  # of one launch
 
-    def add(self, launch):
-        """Add one launch that has come to its end."""
+    def add(self, launch, distinct):
+        """Add one launch that has come to its end. `distinct`: sectors by "load", "store" and "atomic"."""
         counters, program = launch.counters, launch.program
         for index, (warps, _) in counters.runs.items():
             self.warps[program, index] += warps
@@ -86,8 +86,8 @@ class Executed:
                 self.wavefronts[program, ins] += counts["shared_wavefronts"]
             if ins.opcode == "cp" and "cg" in ins.modifiers:
                 self.uncached_sectors += counts.get("global_load_sectors", 0)
-        self.loaded_sectors += counters.sectors.union("load")
-        self.stored_sectors += counters.sectors.union("store", "atomic")
+        self.loaded_sectors += distinct["load"]
+        self.stored_sectors += max(distinct["store"], distinct["atomic"])
         self.touched_sectors += counters.sectors.union("load", "store", "atomic")
         self.most_blocks = max(self.most_blocks, launch.blocks)
 

@@ -24,7 +24,6 @@ class Tally:
         shape = LaunchShape(launch.grid, launch.block, static, launch.shared_bytes - static, program.module.arch)
         kernel.module = program.module.raw
         kernel.launches += 1
-        kernel.executed.add(launch)
         kernel.shapes[shape] = kernel.shapes.get(shape, 0) + 1
         for index, (warps, lanes) in counters.runs.items():
             self.add_block(program, index, warps, lanes)
@@ -33,8 +32,10 @@ class Tally:
         kernel.block_load_sectors += counters.block_load_sectors
         for (what, source), sectors in counters.sectors.counts().items():
             self.line(source).add(f"distinct_{what}_sectors", sectors)
-        for what in ("load", "store", "atomic"):
-            kernel.add(f"distinct_{what}_sectors", counters.sectors.union(what))
+        distinct = {what: counters.sectors.union(what) for what in ("load", "store", "atomic")}
+        for what, sectors in distinct.items():
+            kernel.add(f"distinct_{what}_sectors", sectors)
+        kernel.executed.add(launch, distinct)
         kernel.lines = [self.lines[source] for source in sorted(self.lines)]
 
     def add_block(self, program, index, warps, lanes):
