@@ -39,7 +39,8 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
     code : str
         CUDA C++ source.
     options : tuple of str
-        NVRTC options; CuPy's own (``-ftz=true``, ``-std=c++17`` unless given) are added.
+        NVRTC options; CuPy's own (``-ftz=true``, ``-std=c++17`` unless given) are added, behind them, so that an own
+        ``-ftz=false`` has no effect: only inline PTX without ``.ftz`` keeps float32 subnormals.
     arch : str, optional
         Such as ``"sm_80"``; default: that of the settings in force.
 

@@ -43,8 +43,9 @@ class Settings:
         established: `w` products and the addend are truncated toward zero to multiples of 2**-f times the power of
         two of the largest (a product's is the one of its factors' exponents), added exactly, and truncated to
         float32; w, f = 4, 23 on Volta, 8, 24 on Ampere and Ada, 16, 25 on Hopper and Blackwell, so that an m16n8k16
-        is 4, 2 or 1 such sums in order of k. The model does not depend on `arch`, nor on what GPUs of its name
-        lack: ``"volta"`` applies its sums to bfloat16, too.
+        is 4, 2 or 1 such sums in order of k (of tf32 w is half of that). The model does not depend on `arch`, nor on
+        what GPUs of its name lack: ``"volta"`` applies its sums to bfloat16, too. float16 accumulators are rounded to
+        nearest by every sum; with ``"fp32"`` as with ``"exact"``, by every instruction.
     schedule
         ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
         random order, from barrier to barrier, so that a missing barrier shows in the results.

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from cupyflash import ptxsim
+
 from . import exact
 from .instructions import Instruction, InstructionTable
 from .kernels import SCHEDULES, launch, poisoned, schedule_name
@@ -119,3 +121,16 @@ def test_around_a_loop(settings):
             v = exact.mul(v, 0.5)
             total = exact.add(total, scaled(v), ftz=True)
         assert (out[i], out[64 + i]) == (total, v), i
+
+
+@pytest.mark.parametrize("options", [(), ("-ftz=false",), ("--use_fast_math", "--ftz=false")])
+def test_compiled_code_flushes_whatever_the_options(options):
+    """CuPy puts -ftz=true behind the options of the user, and the last one counts; inline PTX is left as it is."""
+    source = """
+    extern "C" __global__ void scale(const float* x, float* out) {
+      out[0] = x[0] * 1.7014118346046923e38f;
+      asm("mul.f32 %0, %1, 0f7F000000;" : "=f"(out[1]) : "f"(x[0]));
+    }"""
+    x, out = np.array([TINY], np.float32), poisoned(2, np.float32)
+    ptxsim.RawModule(code=source, options=options).get_function("scale")((1,), (1,), (x, out))
+    assert out.tolist() == [0, TINY * BIG]

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from cupyflash import ptxsim
+
 from . import block_fma
 from .kernels import SCHEDULES, launch, poisoned, schedule_name
 from .test_tensor_core import a_position, b_position, c_position, pack
@@ -150,3 +152,15 @@ def test_lower_bits_of_tf32_do_not_count(model):
     a, b, c = (rng.normal(size=(2, *s)).astype(np.float32) for s in ((16, 8), (8, 8), (16, 8)))
     a_short, b_short = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (a, b))
     np.testing.assert_array_equal(multiply(a, b, c, mma=model), multiply(a_short, b_short, c, mma=model))
+
+
+@pytest.mark.parametrize("stored, reported", [(1, False), (2, True)])
+def test_an_undefined_row_of_float16_accumulators_is_undefined(stored, reported):
+    """Registers 1 and 3 of A hold rows 8 to 15, and so does the second accumulator."""
+    kernel = source("m16n8k16", "f16.f16.f16.f16", (4, 2, 2), "r").replace("r < 2; ++r) out", f"r < {stored}; ++r) out")
+    a = ptxsim.empty((32, 4), np.uint32)
+    a[:, ::2] = 0
+    zeros = np.zeros((32, 2), np.uint32)
+    with ptxsim.sanitize() as report:
+        launch(kernel, 1, 32, a, zeros, zeros, ptxsim.empty((32, 2), np.uint32))
+    assert bool(report.findings) == reported
