@@ -197,13 +197,13 @@ class Chunk:
             return
         diverged = False
         if ways is not None:
-            ways = ways.reshape(-1, WARP)
-            if x.mask is None:
-                diverged = (ways != ways[:, :1]).any(1)
-            else:
-                active = x.mask.reshape(-1, WARP)
-                first = np.take_along_axis(ways, active.argmax(1)[:, None], 1)
-                diverged = ((ways != first) & active).any(1)
+            active = np.ones(x.n, bool) if x.mask is None else x.mask
+            if ways.dtype != bool:
+                ways = ways.reshape(-1, WARP)
+                first = active.reshape(-1, WARP).argmax(1)[:, None]
+                ways = (ways != np.take_along_axis(ways, first, 1)).ravel()
+            some, all_ = (np.packbits(lanes).view(np.uint32) for lanes in (ways & active, active))
+            diverged = (some != 0) & (some != all_)
         for observer in self.observers:
             observer.branch(block, x, diverged)
 

@@ -102,7 +102,7 @@ class Counters(Observer):
         address = _joined([_spread(a, x) for x, _, a, _ in accesses])
         active = moved = None
         if any(m is not None for _, m, _, _ in accesses):
-            active = _joined([np.broadcast_to(True if m is None else m, x.n) for x, m, _, _ in accesses])
+            active = _joined([_mask(m, x) for x, m, _, _ in accesses])
         if any(amount is not None for _, _, _, amount in accesses):
             amounts = (size if amount is None else np.minimum(amount, size) for _, _, _, amount in accesses)
             moved = _joined([np.broadcast_to(a, x.n) for x, a in zip(groups, amounts, strict=True)])
@@ -188,4 +188,9 @@ def _joined(arrays):
 def _spread(address, x):
     """One int64 for each lane of a group."""
     address = address.view(np.int64) if address.dtype == np.uint64 else address.astype(np.int64)
-    return np.broadcast_to(address, x.n)
+    return address if address.size == x.n else np.broadcast_to(address, x.n)
+
+
+def _mask(m, x):
+    """One flag for each lane of a group."""
+    return m if m is not None and m.size == x.n else np.broadcast_to(True if m is None else m, x.n)
