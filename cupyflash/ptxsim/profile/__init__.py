@@ -12,7 +12,7 @@ if the warp's active lanes go different ways.
 
 FLOPs. `flops`: an addition, subtraction or multiplication is one operation of a lane, a fused multiply-add two, of a
 packed pair twice as many; lanes that a guard switches off have none; divisions, roots and special functions are not
-counted here. `mma_flops`: 2 m n k for each warp.
+counted here. `mma_flops`: 2 m n k for each warp. (mma and ldmatrix count in full under a guard.)
 
 Global memory. A request is one load or store of one warp in which a lane acts. It moves the `bytes` of its lanes and
 touches `sectors`, distinct ones of 32 bytes; `ideal_sectors` would hold its distinct bytes if they lay together. The
@@ -27,13 +27,13 @@ Shared memory. An access of 4 bytes or less a lane is one phase of 32 lanes, of 
 
 cp.async is a global load and a shared store; zeros that it fills in are not loaded.
 
-Local memory. Bytes of loads and stores to arrays and spilled variables of a thread, not the parameters of calls.
+Local memory. Bytes of loads and stores to a thread's own arrays, not the parameters of calls; PTX knows no spills.
 
 Atomics. `atomics` are warp instructions with an acting lane, `atomic_lanes` their lanes, and `atomic_passes` add up the
 most lanes that have one address, which must take turns. They are neither loads nor stores; the sectors
 that they touch are `global_atomic_sectors`.
 
-Barriers. Once for each thread block that a barrier lets go on.
+Barriers. Once for each thread block that a barrier lets go on, on the line where its first thread waits.
 
 Beside what it counts, a KernelProfile answers when asked: its `resources` and `occupancy` (NVRTC assembles the code for
 that), the `lower_bound` of its cycles on a device (`cupyflash.ptxsim.cost_model`), and `to_html`, `to_png`, `figure`,

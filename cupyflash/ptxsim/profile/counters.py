@@ -4,7 +4,7 @@ import numpy as np
 
 from ..group import WARP
 from ..observer import Observer
-from .patterns import Costs, Warps, passes, sectors, wavefronts
+from .patterns import Costs, Warps
 from .sectors import KeySet, SectorMap
 from .static import source_of
 
@@ -126,7 +126,7 @@ class Counters(Observer):
         elif space == "shared":
             address, active, times = self.repeated(address, active)
             warps = Warps(address, active, max(size, 4))
-            found, ideal = (times * cost for cost in self.costs.of(wavefronts, warps, size))
+            found, ideal = (times * cost for cost in self.costs.wavefronts(warps, size))
             self.count(ins, shared_requests=times * warps.count, shared_wavefronts=found, shared_ideal_wavefronts=ideal)
         elif space == "local" and "param" not in ins.modifiers:
             warps = Warps(address, active, 1)
@@ -150,16 +150,15 @@ class Counters(Observer):
     def request(self, groups, active, address, size, what, ins, moved):
         """Loads or stores of global memory. `moved`: bytes of each lane, if not `size`."""
         warps = Warps(address, active, 1 << 5)
-        touched, ideal = self.costs.of(sectors, warps, size)
+        touched, ideal, row, sector = self.costs.sectors(warps, size)
         moved = warps.lanes * size if moved is None else int(moved[active].sum())
         names = ("requests", "bytes", "sectors", "ideal_sectors")
         counts = zip(names, (warps.count, moved, touched, ideal), strict=True)
         self.count(ins, **{f"global_{what}_{name}": count for name, count in counts})
-        self.touch(groups, warps, what, ins)
+        self.touch(groups, warps, row, sector, what, ins)
 
-    def touch(self, groups, warps, what, ins):
+    def touch(self, groups, warps, row, sector, what, ins):
         """Remember which sectors were touched."""
-        row, sector = self.costs.sectors(warps)
         place = self.sectors.positions(sector)
         self.sectors.mark((what, source_of(ins)), place)
         if what == "load":
@@ -173,12 +172,12 @@ class Counters(Observer):
     def update(self, groups, active, space, address, size, ins):
         """Atomics."""
         warps = Warps(address, active, 1 << 5)
-        (turns,) = self.costs.of(passes, warps, size)
+        turns = self.costs.passes(warps, size)
         self.count(ins, atomics=warps.count, atomic_lanes=warps.lanes, atomic_passes=turns)
         if space == "global":
-            touched, _ = self.costs.of(sectors, warps, size)
+            touched, _, row, sector = self.costs.sectors(warps, size)
             self.count(ins, global_atomic_sectors=touched)
-            self.touch(groups, warps, "atomic", ins)
+            self.touch(groups, warps, row, sector, "atomic", ins)
 
 
 def _joined(arrays):

@@ -9,13 +9,15 @@ import numpy as np
 WARP = 32
 SECTOR_SHIFT = 5
 INACTIVE = -(1 << 62)  # no relative address comes near it
+_REMEMBERED = 1 << 14  # patterns
 
 
 class Warps:
     """The addresses of the warps in which a lane acts.
 
     `which`: those warps (None: all), `count`: how many, `lanes`: how many lanes act, `base`: (count,) the address that
-    a warp's pattern is relative to, a multiple of `unit`; `pattern`: (1, 32) if all have the same, or (count, 32).
+    a warp's pattern is relative to, a multiple of `unit`; `alike`: whether all have the same pattern; `pattern`: that
+    one, (1, 32), or those of all, (count, 32).
     """
 
     def __init__(self, address, active, unit):
@@ -40,30 +42,41 @@ class Warps:
 
 
 class Costs:
-    """What the functions below say of patterns; where all warps share one, what they said is remembered."""
+    """What warps cost together; where all share one pattern, its cost is remembered."""
 
     def __init__(self):
         self.known = {}
 
-    def of(self, cost, warps, size):
-        """The costs of all warps together: a list of ints."""
-        if warps.alike:
-            return [warps.count * value for value in self.remember(cost, warps.pattern, size)]
-        return cost(warps.pattern, size)
-
-    def sectors(self, warps):
-        """Which sectors each warp touches: positions of warps and numbers of sectors, arrays that broadcast."""
+    def sectors(self, warps, size):
+        """Of requests of global memory: how many sectors, and the fewest that hold the distinct bytes of each request;
+        which they are: positions of warps and numbers of sectors, arrays that broadcast.
+        """
+        number, fewest, row, step = self.of(_sectors, warps, size)
         first = warps.base >> SECTOR_SHIFT
         if warps.alike:
-            _, step = self.remember(_steps, warps.pattern)
-            return np.arange(warps.count)[:, None], first[:, None] + step
-        row, step = _steps(warps.pattern)
-        return row, first[row] + step
+            return number * warps.count, fewest * warps.count, np.arange(warps.count)[:, None], first[:, None] + step
+        return number, fewest, row, first[row] + step
 
-    def remember(self, function, pattern, *size):
-        key = (function, *size, pattern.tobytes())
+    def wavefronts(self, warps, size):
+        """Wavefronts of shared accesses, and of ones without bank conflicts, which is one for each phase."""
+        return self.summed(_wavefronts, warps, size)
+
+    def passes(self, warps, size):
+        """Turns that atomics take: of each warp, the most lanes that have one address."""
+        return self.summed(_passes, warps, size)[0]
+
+    def summed(self, cost, warps, size):
+        times = warps.count if warps.alike else 1
+        return [times * value for value in self.of(cost, warps, size)]
+
+    def of(self, cost, warps, size):
+        if not warps.alike:
+            return cost(warps.pattern, size)
+        key = (cost, size, warps.pattern.tobytes())
         if key not in self.known:
-            self.known[key] = function(pattern, *size)
+            if len(self.known) == _REMEMBERED:
+                self.known.clear()
+            self.known[key] = cost(warps.pattern, size)
         return self.known[key]
 
 
@@ -74,27 +87,18 @@ def _first(ordered):
     return first
 
 
-def _steps(pattern):
-    """Rows, and a sector that each touches."""
-    sector = np.sort(pattern, axis=1) >> SECTOR_SHIFT
-    at = np.flatnonzero(_first(sector) & (sector != INACTIVE >> SECTOR_SHIFT))
-    return at // WARP, sector.ravel()[at]
-
-
-def sectors(pattern, size):
-    """Sectors of requests of global memory, and the fewest that hold the distinct bytes of each."""
+def _sectors(pattern, size):
     address = np.sort(pattern, axis=1)
     first = _first(address)
     held = np.bitwise_count(np.packbits(first).view(np.uint32)).astype(np.int64) * size
     first[:, 1:] &= address[:, 1:] >> SECTOR_SHIFT != address[:, :-1] >> SECTOR_SHIFT
-    return int(np.count_nonzero(first)), int((-(-held >> SECTOR_SHIFT)).sum())
+    at = np.flatnonzero(first)
+    return at.size, int((-(-held >> SECTOR_SHIFT)).sum()), at // WARP, address.ravel()[at] >> SECTOR_SHIFT
 
 
-def wavefronts(pattern, size):
-    """Wavefronts of shared accesses, and of ones without bank conflicts, which is one for each phase.
-
-    A phase is as many lanes as make 128 bytes, at most 32. It accesses whole units, of 4 bytes or of `size`, and takes
-    as many wavefronts as there are distinct units in one place modulo 128 bytes.
+def _wavefronts(pattern, size):
+    """A phase is as many lanes as make 128 bytes, at most 32. It accesses whole units, of 4 bytes or of `size`, and
+    takes as many wavefronts as there are distinct units in one place modulo 128 bytes.
     """
     shift = max(size // 4, 1).bit_length() + 1
     places = 128 >> shift
@@ -107,8 +111,7 @@ def wavefronts(pattern, size):
     return int(worst.sum()), int(np.count_nonzero(worst))
 
 
-def passes(pattern, size):
-    """Turns that atomics take: for each warp, the most lanes that have one address."""
+def _passes(pattern, size):
     address = np.sort(pattern, axis=1)
     first = _first(address)
     position = np.arange(WARP)
