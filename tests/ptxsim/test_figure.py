@@ -32,12 +32,17 @@ extern "C" __global__ void transpose(const float* in, float* out, int n) {
 }"""
 
 
-@pytest.fixture(scope="module")
-def kernel():
+def profiled():
+    """The profile of four blocks of the transpose."""
     with ptxsim.profile() as profile:
         run = ptxsim.RawModule(code=TRANSPOSE, options=OPTIONS).get_function("transpose")
         run((2, 2), (32, 32), (aligned(4096), aligned(4096), np.int32(64)))
     return profile.kernels[0]
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return profiled()
 
 
 class _Page(html.parser.HTMLParser):
@@ -179,11 +184,22 @@ def test_dynamic_shared_memory_counts_for_occupancy():
     assert profile.kernels[0].occupancy.limits["shared memory"] == 4
 
 
-def test_without_a_compiler_the_rest_is_shown(kernel, monkeypatch, tmp_path):
+def test_a_kernel_is_assembled_once(monkeypatch):
+    """Also where its options name directories, which keeps the log out of the cache."""
+    asked, log = [], RESOURCES.assembler_log
+    monkeypatch.setattr(RESOURCES, "assembler_log", lambda *arguments: asked.append(arguments) or log(*arguments))
+    kernel = profiled()
+    assert asked == []
+    str(kernel), kernel.as_dict(), kernel.occupancy
+    assert len(asked) == 1
+
+
+def test_without_a_compiler_the_rest_is_shown(monkeypatch, tmp_path):
     def missing(*arguments):
         raise CompilerMissing("no NVRTC")
 
     monkeypatch.setattr(RESOURCES, "assembler_log", missing)
+    kernel = profiled()
     assert kernel.as_dict()["resources"] is None and kernel.as_dict()["lower_bounds"]["A100"]
     assert "registers" not in str(kernel)
     assert "registers" not in text_of(kernel, tmp_path)
@@ -196,9 +212,7 @@ def test_nothing_is_assembled_unless_asked_for(monkeypatch):
         raise AssertionError("ptxas ran")
 
     monkeypatch.setattr(RESOURCES, "assembler_log", never)
-    with ptxsim.profile() as profile:
-        run = ptxsim.RawModule(code=TRANSPOSE, options=OPTIONS).get_function("transpose")
-        run((1,), (32, 32), (aligned(1024), aligned(1024), np.int32(32)))
-    assert profile.kernels[0].lower_bound("A100").cycles > 0
+    kernel = profiled()
+    assert kernel.lower_bound("A100").cycles > 0
     with pytest.raises(AssertionError, match="ptxas ran"):
-        _ = profile.kernels[0].resources
+        _ = kernel.resources

@@ -157,6 +157,7 @@ class KernelProfile(Counts):
     lines: list = dataclasses.field(default_factory=list)  # of LineProfile, by file and line
     module: object = None  # the RawModule
     executed: Executed = dataclasses.field(default_factory=Executed)  # what bounds are made of
+    assembled: dict = dataclasses.field(default_factory=dict)  # arch -> Resources that were asked for
 
     def __str__(self):
         from .table import kernel_table
@@ -177,7 +178,10 @@ class KernelProfile(Counts):
     @property
     def resources(self):
         """What one thread and one block need, for the architecture that ran: see `resources`."""
-        return resources(self.module, self.name, self.shape.arch)
+        arch = self.shape.arch
+        if arch not in self.assembled:
+            self.assembled[arch] = resources(self.module, self.name, arch)
+        return self.assembled[arch]
 
     @property
     def occupancy(self):
