@@ -186,11 +186,12 @@ class Simulator:
 
     def __init__(self):
         from cupyflash import ptxsim
+        from cupyflash.ptxsim.sanitizer import current_report
 
         self._ptxsim = ptxsim
         with ptxsim.settings() as current:
             self.arch: str = current.arch
-        self.empty = np.empty
+        self.empty = np.empty if current_report() is None else ptxsim.empty
         self.zeros = np.zeros
 
     def __enter__(self) -> Simulator:

@@ -82,6 +82,17 @@ def sanitize(*, halt=False):
     Shuffles, votes and `volatile` order no memory. Stores of equal values are no race. Flags are modelled
     generously: after one, all that its writer's block has done before its last fence counts as seen.
 
+    An uninitialised value is followed until something depends on it: an address, a predicate, an operand of an
+    atomic, a store to global memory. It may be copied, shuffled, computed with and selected away before that, as tails
+    and padding are; of an mma, the rows and columns that it meets are undefined. Shared and local memory begin
+    undefined, and so do arrays of `ptxsim.empty`; a register or a word counts as undefined if all of its bytes are.
+    Where the compiler has chosen a value for an undefined variable, as NVRTC often does, nothing is left to be seen.
+
+    A divergent barrier is one that lanes of a warp meet at different instructions, or that some of them go past to
+    code that the others come to after it; lanes that have returned count for nothing. Warps that meet at different
+    lines of `__syncthreads` are a mismatched barrier, a warning. A livelock is a loop that has come back to the same
+    registers and the same memory; threads that change memory for ever are not told from work.
+
     What cannot be seen: an access that leaves its own variable for another one of the same shared or local
     memory, or its own array for another one that the kernel was given; only the end of the block's shared
     memory, of the thread's local memory and of each stretch of arrays is checked.
