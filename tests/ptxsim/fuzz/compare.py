@@ -17,7 +17,7 @@ class PtxModule:
     """A module of PTX text, as a Kernel wants it."""
 
     def __init__(self, text):
-        self.text = text
+        self.text, self.code, self.options = text, "", ()
         self.loaded = {}
 
     def _load(self, arch):
