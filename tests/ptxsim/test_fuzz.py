@@ -1,6 +1,7 @@
 """Random straight-line PTX, every register of every lane against a scalar interpreter; and that no instruction of the
 table escapes it."""
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cupyflash import ptxsim
 from cupyflash.ptxsim import isa
 from cupyflash.ptxsim.syntax import Instruction
 
@@ -42,8 +44,12 @@ def plain(form):
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.integers(0, 2**32))
 def test_random_programs(seed):
+    """Observed or not, in lockstep or warp by warp: the same bits."""
     program = Generator(random.Random(seed)).program(LENGTH)
-    assert not fails(program), report(shrunk(program))
+    how = seed % 4
+    with (contextlib.nullcontext, contextlib.nullcontext, ptxsim.profile, ptxsim.sanitize)[how]():
+        choice = {"schedule": "random", "seed": seed} if how == 1 else {}
+        assert not fails(program, **choice), report(shrunk(program, **choice), **choice)
 
 
 BY_OPCODE = by_opcode(form for form in FORMS if not isinstance(form, MemoryForm) or plain(form))
