@@ -133,7 +133,7 @@ def test_a_result_that_is_not_written_is_found():
     assert text.count(store) == 1
     with planted("flash_bwd_delta.cu", text.replace(store, f"if (query != 19) {store}")):
         findings = found_in(variant("float16", 20, 33, 16, 16, leading=ONE))
-    assert {(finding.kind, finding.kernel) for finding in findings} >= {("uninitialised global memory", "flash_bwd_dq")}
+    assert {finding.kernel for finding in findings if finding.kind.startswith("uninitialised")} >= {"flash_bwd_dq"}
 
 
 def launched(tested):
