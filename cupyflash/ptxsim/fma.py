@@ -113,7 +113,7 @@ def fma_f64(a, b, c):
     outside = _outside(a, b)
     if unsure:
         outside = outside | ~np.isfinite(s)
-    if outside is not np.False_:
+    if outside is not np.False_ and _either(outside):
         where = np.nonzero(np.broadcast_to(outside, result.shape))
         result[where] = _fma_f64_exactly(*(_at(x, where, result.shape) for x in (a, b, c)))
     return result
