@@ -89,7 +89,9 @@ def test_a_cache_that_cannot_be_written_warns_once_and_is_replaced(cache, fresh_
     with pytest.warns(UserWarning, match="CUPYFLASH_CACHE_DIR") as warned:
         for number in (7, 8):
             assert value(VALUE, f"-DVALUE={number}") == number
-    assert len(warned) == 1
+    assert (
+        sum(issubclass(w.category, UserWarning) for w in warned) == 1
+    )  # not counting a ResourceWarning of a test before
     assert len(list(Path(compile._CACHE.temporary.name).iterdir())) == 2
     monkeypatch.setattr(compile, "_run_nvrtc", None)
     assert value(VALUE, "-DVALUE=7") == 7
