@@ -228,23 +228,29 @@ class Shadow:
             shadow = self.let(f"None if {shadow} is None else U.shuffled(x, {shadow}, {mode!r}, {operands})")
         return [(value, self.merge([shadow, which])), (predicate, which)]
 
-    def across(self, i, types):
-        """A result that depends on all lanes of the warp."""
-        shadow = self.merge([self.of(o) for o in i.operands[1:]])
+    def across(self, i, members, decided="None"):
+        """A result that depends on an operand of all lanes of the warp, or of those that are named."""
+        shadow = self.of(i.operands[1])
         if shadow != DEFINED:
-            shadow = self.let(f"U.of_warps(x, {self.t.mask()}, {shadow})")
+            shadow = self.let(f"U.of_warps(x, {self.t.mask()}, {shadow}, {members}, {decided})")
         return [(register, shadow) for register in results(i)]
 
-    do_match = do_redux = do_movmatrix = across
+    def do_movmatrix(self, i, types):
+        return self.across(i, "None")
+
+    def do_match(self, i, types):
+        return self.across(i, self.t.use(i.operands[2], "u32"))
+
+    do_redux = do_match
 
     def do_vote(self, i, types):
-        d, a, _ = i.operands
-        mode = next(m for m in i.modifiers if m in ("all", "any", "uni", "ballot"))
-        if mode not in ("all", "any") or self.of(a) == DEFINED:
-            return self.across(i, types)
-        decided = self.t.use(a, "pred") if mode == "any" else self.t.let(f"logical_not({self.t.use(a, 'pred')})", "?")
-        shadow = self.let(f"U.of_warps(x, {self.t.mask()}, {self.of(a)}, {decided})")
-        return [(d, shadow)]
+        _, a, members = i.operands
+        decided = "None"
+        if self.of(a) != DEFINED and not {"all", "any"}.isdisjoint(i.modifiers):
+            decided = self.t.use(a, "pred")
+            if "all" in i.modifiers:
+                decided = self.t.let(f"logical_not({decided})", "?")
+        return self.across(i, self.t.use(members, "u32"), decided)
 
     def do_mma(self, i, types):
         d, a, b, c = ((o if isinstance(o, tuple) else (o,)) for o in i.operands)

@@ -138,6 +138,8 @@ USES = {
     "the value": "out[t] = box[t] ^ t;",
     "a shuffled value": "out[t] = __shfl_xor_sync(~0u, box[t], 1);",
     "a vote": "out[t] = __ballot_sync(~0u, box[t] > 0);",
+    "an undecided vote": "out[t] = __any_sync(~0u, box[t] == 100);",
+    "a match": "out[t] = __match_any_sync(~0u, box[t]);",
     "an atomic": "atomicAdd(box + t, 1);",
     "a selection": "out[t] = box[t] > 0 ? 3 : t;",
     "a double": "out[t] = (int)sqrt((double)box[t]);",
@@ -171,6 +173,11 @@ CLEAN = {
       for (int k = 16; k; k /= 2) v += __shfl_xor_sync(~0u, v, k);
       out[t] = v;""",
     "any": "out[t] = __any_sync(~0u, box[t] == 3);",
+    "all": "out[t] = __all_sync(~0u, box[t] != 3);",
+    "lanes that others name": """
+      unsigned mine = t < 16 ? 0xffff : 0xffff0000;
+      int sum = __reduce_add_sync(mine, box[t]), same = __match_any_sync(mine, box[t]);
+      if (t < 16) out[t] = sum + same + __ballot_sync(0xffff, box[t] > 2);""",
     "a byte of a word": "((char*)box)[4 * t + 2] = 1; __syncwarp(); out[t] = box[t];",
 }
 

@@ -14,7 +14,7 @@ from ..group import WARP
 from ..memory import views_of
 from ..observer import Observer
 from ..tensor_core import transposed
-from ..warp import shuffle_source
+from ..warp import bits_of_warps, shuffle_source
 from .fresh import unwritten_bytes
 
 _UNWRITTEN = {size: int.from_bytes(bytes([1] * size), "little") for size in (1, 2, 4, 8)}
@@ -238,16 +238,18 @@ class Undefined(Observer):
             return shadow
         return _or_none(shadow.take(shuffle_source(x, mode, b, c)[0]))
 
-    def of_warps(self, x, m, shadow, decided=None):
-        """What depends on all active lanes of a warp, unless one that is defined has decided it."""
+    def of_warps(self, x, m, shadow, members=None, decided=None):
+        """What depends on all active lanes of a warp that `members` names, unless one that is defined decides it."""
         if shadow is None:
             return None
         shadow = np.broadcast_to(shadow, x.n)
         active = np.broadcast_to(True if m is None else m, x.n)
-        together = np.where(active, shadow, _NONE).reshape(-1, WARP).max(1)
+        members = np.uint32(0xFFFFFFFF) if members is None else members
+        depends = bits_of_warps(x, active & (shadow != 0)) & members != 0
         if decided is not None:
-            together[(decided & active & (shadow == 0)).reshape(-1, WARP).any(1)] = 0
-        return _or_none(np.repeat(together, WARP))
+            depends &= bits_of_warps(x, active & (shadow == 0) & decided) & members == 0
+        origin = np.where(active, shadow, _NONE).reshape(-1, WARP).max(1)
+        return _or_none(np.where(depends, np.repeat(origin, WARP), _NONE))
 
     def mma(self, x, a, b, c):
         """A row of the result depends on that row of A, a column on that column of B."""
