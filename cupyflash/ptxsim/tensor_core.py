@@ -84,19 +84,21 @@ def mma(x, m, type_, a, b, c, ins):
     """
     _require_whole_warps(x, m, ins)
     rows, columns = len(a), len(b)
-    left, right, lengths = _factors(x, type_, a, b)
     addends = [register for row in c for tile in row for register in tile]
     model = x.chunk.launch.settings.mma
+    left, right, lengths = _factors(x, type_, a, b, even_first=model == "fp32")
     if model != "fp32":
         product = multiply_add(model, type_, left, right, _matrix(x, addends, rows, columns), lengths)
         return list(canonical(_by_register(product, rows, columns).reshape(rows * columns * 4, -1)))
-    left = left.reshape(len(right), -1, *left.shape[1:])
-    results = _by_register(_product(left, right[:, None]), rows, columns)
+    product = _product(left.reshape(len(right), -1, *left.shape[1:]), right[:, None])
+    rounded = scratch("rounded", product.shape, np.float32)
+    in_fours = rounded.view(np.complex128).reshape(-1, rows, 2, 8, columns, 2).transpose(1, 4, 2, 5, 0, 3)
     if any(z.size > 1 or z[0] != 0 for z in addends):
-        results = results.reshape(rows * columns * 4, -1)
-        for r, z in zip(results, addends, strict=True):
-            r += z
-    return list(canonical(results.astype(np.float32, order="C").reshape(rows * columns * 4, -1)))
+        addend = np.stack([np.broadcast_to(z, x.n) for z in addends])
+        np.copyto(in_fours, addend.view(np.complex128).reshape(in_fours.shape))
+        product += rounded
+    np.copyto(rounded, product, casting="same_kind")
+    return list(canonical(np.ascontiguousarray(in_fours).view(np.float32).reshape(rows * columns * 4, -1)))
 
 
 def mma_f16(x, m, type_, a, b, c, ins):
@@ -114,9 +116,10 @@ def mma_f16(x, m, type_, a, b, c, ins):
     return list(pair(bits[:, 0], bits[:, 1]))
 
 
-def _factors(x, type_, a, b):
+def _factors(x, type_, a, b, even_first=False):
     """The matrices of the fragments, (warps, 16 rows, k) and (groups of warps that share one, k, 8 columns), and the
-    length of each step along k."""
+    length of each step along k. `even_first`: in a tile, even columns before odd ones, so that the accumulators of
+    four lanes lie together."""
     warps, rows, columns = x.warps, len(a), len(b)
     slices = sum(len(step) for step in b[0])  # along k, of as many elements as 4 lanes have in a register
     left = scratch("left bits", (warps, rows, 2, 8, slices, 4), np.uint32)
@@ -130,7 +133,10 @@ def _factors(x, type_, a, b):
     for j, steps in enumerate(b):
         for at, register in enumerate(r for step in steps for r in step):
             right[:, j, :, at] = _fragment(x, register)
-    right = np.ascontiguousarray(right[:: _sharing(x, right)])
+    right = right[:: _sharing(x, right)]
+    if even_first:
+        right = right.reshape(-1, columns, 4, 2, slices, 4).swapaxes(2, 3)
+    right = np.ascontiguousarray(right)
     width = 4 if type_ == "tf32" else 8
     left = _decoded("left", type_, left).reshape(warps, rows * 16, slices * width)
     right = _decoded("right", type_, right).reshape(-1, columns * 8, slices * width)
