@@ -224,7 +224,8 @@ def with_nan(result, a, b):
 
 def xor_sign(result, a, b):
     """The .xorsign.abs variants: magnitude of `result`, the sign of a * b."""
-    return np.copysign(result, np.where(np.signbit(a) != np.signbit(b), result.dtype.type(-1), result.dtype.type(1)))
+    signed = np.copysign(result, np.where(np.signbit(a) != np.signbit(b), result.dtype.type(-1), result.dtype.type(1)))
+    return np.where(np.isnan(result), result, signed)
 
 
 def fma_f16(a, b, c):

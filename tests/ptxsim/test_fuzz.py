@@ -91,6 +91,26 @@ def test_the_carry_flag_outlives_branches_and_respects_guards():
     np.testing.assert_array_equal(out, np.where(np.arange(32) > 9, 101, 100))
 
 
+NAN = """
+.version 8.8
+.target sm_86
+.address_size 64
+.visible .entry largest(.param .u64 out)
+{
+.reg .b64 %at; .reg .f32 %a, %b;
+ld.param.u64 %at, [out]; mov.f32 %a, 0f7FC00000; ld.global.f32 %b, [%at];
+max.xorsign.abs.f32 %b, %a, %b;
+st.global.f32 [%at], %b;
+ret;
+}"""
+
+
+def test_of_two_nans_xorsign_makes_the_canonical_one():
+    out = np.array([0xFF800001], np.uint32)
+    launch_ptx(NAN, "largest", (1,), (1,), (out,), arch="sm_86")
+    assert out[0] == 0x7FFFFFFF
+
+
 def test_what_is_tested_elsewhere_is():
     for opcode, file in ELSEWHERE.items():
         text = (Path(__file__).parent / file).read_text()
