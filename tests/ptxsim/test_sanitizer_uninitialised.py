@@ -1,5 +1,7 @@
 """Uninitialised values are followed to where they matter; moving them about, padding and tails are no fault."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -320,6 +322,18 @@ def test_small_integers_may_equal_the_pattern():
         x = ptxsim.empty(size, np.uint8)
         x[:56] = 0
         assert len(findings(source, 1, 64, x, out, np.int32(size))) == (size == 64)
+
+
+def test_an_array_starts_where_memory_of_a_gpu_starts_and_lives_as_long_as_its_views():
+    source = """
+    extern "C" __global__ void copy(const float* x, float* out) { out[threadIdx.x] = x[threadIdx.x]; }"""
+    out = np.zeros(32, np.float32)
+    for shape in (0, 5, (3, 7), ()):
+        assert ptxsim.empty(shape, np.float32).ctypes.data % 256 == 0
+    x = ptxsim.empty((2, 32), np.float32)[1]
+    gc.collect()
+    (finding,) = findings(source, 1, 32, x, out)
+    assert finding.count == 32
 
 
 def test_padding_of_a_structure():

@@ -7,13 +7,15 @@ import numpy as np
 # Repeated over an array: NaN as float64, as two float32, and as four float16 or bfloat16, with rare payloads.
 PATTERN = np.array([0xFFF6FFF9FFF3FFF5], np.uint64).view(np.uint8)
 
-_fresh = {}  # id -> weak reference
+ALIGNMENT = 256  # bytes, as of what cudaMalloc returns
+_fresh = {}  # id -> (weak reference to the memory, the array's dtype, its first byte there, its bytes)
 
 
 def empty(shape, dtype=float):
     """An array like that of `numpy.empty`, of which `sanitize()` reports uninitialised reads.
 
-    It is filled with a pattern that is NaN in every floating-point type. An element is uninitialised while it holds
+    It starts at a multiple of 256 bytes, as memory of a GPU does, so that profiles count its sectors as there; and it
+    is filled with a pattern that is NaN in every floating-point type. An element is uninitialised while it holds
     the pattern, whoever would have written it, NumPy or a kernel; of integers of one or two bytes, while the 8 bytes
     around it do. All other arrays count as initialised. Views and slices belong to their array.
 
@@ -37,27 +39,32 @@ def empty(shape, dtype=float):
     >>> [finding.kind for finding in report.findings]
     ['uninitialised global memory']
     """
-    array = np.empty(shape, dtype)
-    if array.dtype.hasobject:
-        raise TypeError(f"dtype: {array.dtype}, must not hold Python objects")
-    array.reshape(-1).view(np.uint8)[...] = np.resize(PATTERN, array.nbytes)
-    key = id(array)
-    _fresh[key] = weakref.ref(array, lambda _: _fresh.pop(key, None))
-    return array
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(f"dtype: {dtype}, must not hold Python objects")
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    memory = np.empty(max(size, 0) + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    data = memory[first : first + size]
+    data[...] = np.resize(PATTERN, size)
+    key = id(memory)
+    _fresh[key] = weakref.ref(memory, lambda _: _fresh.pop(key, None)), dtype, first, size
+    return np.ndarray(shape, dtype, buffer=data)
 
 
 def unwritten_bytes(segment):
     """For each byte of a segment of global memory 1 if it belongs to an uninitialised element; None if none does."""
     found = None
-    for reference in list(_fresh.values()):
-        array = reference()
-        if array is None or not array.nbytes:
+    for reference, dtype, first, size in list(_fresh.values()):
+        memory = reference()
+        if memory is None:
             continue
-        start = array.ctypes.data
-        low, high = max(start, int(segment.start)), min(start + array.nbytes, int(segment.stop))
+        data = memory[first : first + size]
+        start = data.ctypes.data
+        low, high = max(start, int(segment.start)), min(start + size, int(segment.stop))
         if low >= high:
             continue
-        fresh = _holds_pattern(array)[low - start : high - start]
+        fresh = _holds_pattern(data, dtype)[low - start : high - start]
         if fresh.any():
             if found is None:
                 found = np.zeros(segment.views[1].size, np.uint8)
@@ -66,10 +73,9 @@ def unwritten_bytes(segment):
     return found
 
 
-def _holds_pattern(array):
-    data = array.reshape(-1).view(np.uint8)
+def _holds_pattern(data, dtype):
     same = data == np.resize(PATTERN, data.size)
-    unit = 8 if array.dtype.kind in "biu" and array.itemsize < 4 else array.itemsize
+    unit = 8 if dtype.kind in "biu" and dtype.itemsize < 4 else dtype.itemsize
     whole = data.size // unit * unit
     same[whole:] = False
     same[:whole] = np.repeat(same[:whole].reshape(-1, unit).all(1), unit)
