@@ -328,7 +328,7 @@ def test_an_array_starts_where_memory_of_a_gpu_starts_and_lives_as_long_as_its_v
     source = """
     extern "C" __global__ void copy(const float* x, float* out) { out[threadIdx.x] = x[threadIdx.x]; }"""
     out = np.zeros(32, np.float32)
-    for shape in (0, 5, (3, 7), ()):
+    for shape in (1, 5, (3, 7), ()):
         assert ptxsim.empty(shape, np.float32).ctypes.data % 256 == 0
     x = ptxsim.empty((2, 32), np.float32)[1]
     gc.collect()
