@@ -63,38 +63,38 @@ def variant(dtype, seqlen_q, seqlen_k, head_dim, head_dim_v, arch="sm_80", *, le
 
 #: More than one tile in both directions and two blocks of each kernel, but where lengths are the point.
 VARIANTS = [
-    variant("float16", 150, 270, 64, 64, leading=BATCH),
-    variant("float16", 150, 270, 64, 64, "sm_75", **CAUSAL),
-    variant("float16", 150, 270, 64, 64, "sm_90", **TOP_LEFT),
-    variant("float16", 140, 150, 64, 64, "sm_120", **CAUSAL, schedule="random"),
-    variant("bfloat16", 150, 270, 64, 64, **CAUSAL, nonfinite=True),
-    variant("bfloat16", 270, 150, 64, 48, **TOP_LEFT, nonfinite=True),
-    variant("float16", 150, 270, 8, 8, **CAUSAL, softmax_scale=-0.3),
-    variant("bfloat16", 150, 270, 16, 16, "sm_120", leading=BATCH),
-    variant("float16", 129, 257, 16, 80, **CAUSAL, leading=GROUPED),
-    variant("float16", 129, 257, 64, 48, "sm_75", views=PACKED),
-    variant("float16", 129, 257, 57, 43, **CAUSAL, views=PACKED),
+    variant("float16", 150, 270, 64, 64),
+    variant("float16", 130, 140, 64, 64, "sm_75", **CAUSAL),
+    variant("float16", 130, 140, 64, 64, "sm_90", **TOP_LEFT),
+    variant("float16", 129, 130, 64, 64, "sm_120", **CAUSAL, schedule="random"),
+    variant("bfloat16", 130, 140, 64, 64, **CAUSAL, nonfinite=True),
+    variant("bfloat16", 140, 130, 64, 48, **TOP_LEFT, nonfinite=True),
+    variant("float16", 130, 140, 8, 8, **CAUSAL, softmax_scale=-0.3),
+    variant("bfloat16", 130, 140, 16, 16, "sm_120", leading=BATCH),
+    variant("float16", 129, 135, 16, 80, **CAUSAL, leading=((1, 4), (1, 2), (1, 2))),
+    variant("float16", 129, 135, 64, 48, "sm_75", views=PACKED),
+    variant("float16", 129, 135, 57, 43, **CAUSAL, views=PACKED),
     variant("bfloat16", 140, 140, 128, 128, **CAUSAL),
     variant("float16", 140, 140, 128, 128, "sm_75", **TOP_LEFT, nonfinite=True),
     variant("float16", 140, 70, 144, 32, "sm_90", **CAUSAL, nonfinite=True, views=PACKED),
-    variant("float16", 140, 70, 250, 203, **TOP_LEFT),
-    variant("float16", 70, 140, 256, 256, "sm_75"),
-    variant("bfloat16", 70, 140, 256, 256, "sm_120", **CAUSAL, nonfinite=True),
-    variant("bfloat16", 70, 140, 256, 256, "sm_90"),
-    variant("float16", 300, 30, 64, 64, **CAUSAL),  # most queries see no key
+    variant("float16", 130, 66, 250, 203, **TOP_LEFT),
+    variant("float16", 66, 70, 256, 256, "sm_75"),
+    variant("bfloat16", 66, 70, 256, 256, "sm_120", **CAUSAL, nonfinite=True),
+    variant("bfloat16", 130, 70, 256, 256, "sm_90"),
+    variant("float16", 260, 30, 64, 64, **CAUSAL),  # most queries see no key
     variant("float16", 20, 0, 16, 16),
     variant("float16", 0, 20, 16, 16),
     variant("float16", 1, 1, 16, 16),
     variant("float16", 130, 130, 16, 16, leading=((2,), (), ()), **CAUSAL),
     variant("float16", 130, 130, 16, 16, leading=((), (2,), (2,))),
     variant("float32", 66, 70, 64, 64),
-    variant("float32", 36, 70, 64, 48, "sm_75", **CAUSAL, nonfinite=True),
-    variant("float32", 36, 70, 16, 80, "sm_120", **TOP_LEFT, views=PACKED),
-    variant("float32", 36, 70, 128, 128, "sm_90", **CAUSAL, nonfinite=True),
-    variant("float32", 20, 36, 256, 256),
-    variant("float64", 36, 40, 64, 64, "sm_90", **CAUSAL, nonfinite=True),
-    variant("float64", 35, 40, 16, 16, "sm_75", **CAUSAL, leading=((1, 4), (1, 2), (1, 2))),
-    variant("float64", 20, 36, 128, 128, "sm_120"),
+    variant("float32", 66, 70, 64, 48, "sm_75", **CAUSAL, nonfinite=True),
+    variant("float32", 66, 70, 16, 80, "sm_120", **TOP_LEFT, views=PACKED),
+    variant("float32", 66, 70, 128, 128, "sm_90", **CAUSAL, nonfinite=True),
+    variant("float32", 33, 36, 256, 256),
+    variant("float64", 66, 66, 64, 64, "sm_90", **CAUSAL, nonfinite=True),
+    variant("float64", 65, 66, 16, 16, "sm_75", **CAUSAL, leading=((1, 4), (1, 2), (1, 2))),
+    variant("float64", 33, 36, 128, 128, "sm_120"),
     variant("float64", 18, 20, 250, 203, **TOP_LEFT),
     *(
         variant(dtype, 20, 33, 16, 8, arch, **mask, library="naive", views=views, leading=leading)
@@ -145,17 +145,24 @@ def test_the_variants_hold_every_kernel():
     """Each file in all of its element types, with and without a mask, and on each generation."""
     all_launches = [(tested, *launch) for tested in VARIANTS for launch in launched(tested)]
     assert {file for _, file, *_ in all_launches} == set(kernels_cu.CATALOGUE)
-    elements, masks, archs = {}, {}, {}
-    for tested, file, _, defines, _ in all_launches:
+    elements, masks, archs, tiled = {}, {}, {}, set()
+    for tested, file, _, defines, grid in all_launches:
         constants = dict(defines)
         elements.setdefault(file, set()).add(constants.get("ELEMENT", constants.get("ELEMENT_BYTES")))
         masks.setdefault(file, set()).add(constants.get("CAUSAL"))
         archs.setdefault(file, set()).add(tested.arch)
+        lengths = tested.problem.forward
+        if "BLOCK_M" in constants and grid > 1:
+            if lengths.seqlen_q > constants["BLOCK_M"] and lengths.seqlen_k > constants["BLOCK_N"]:
+                tiled.add((file, constants["ELEMENT"], tested.arch))
     for file in kernels_cu.CATALOGUE:
         assert archs[file] == {"sm_75", "sm_80", "sm_90", "sm_120"}, file
     for file in "flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq":
         assert elements[file] == {"Half", "BFloat16"} and elements[f"{file}_fma"] == {"float", "double"}
         assert masks[file] == masks[f"{file}_fma"] == {0, 1}
+        for arch in "sm_75", "sm_80", "sm_90", "sm_120":  # more than one tile in both directions, and two blocks
+            assert {(file, "Half", arch), (file, "BFloat16", arch)} & tiled
+            assert {(f"{file}_fma", "float", arch), (f"{file}_fma", "double", arch)} & tiled
     for file in "attention_naive", "attention_naive_bwd", "flash_bwd_delta":
         assert elements[file] == {"Half", "BFloat16", "float", "double"}
     assert elements["strided_copy"] == {2, 4, 8}
