@@ -39,8 +39,10 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
     code : str
         CUDA C++ source.
     options : tuple of str
-        NVRTC options; CuPy's own (``-ftz=true``, ``-std=c++17`` unless given) are added, behind them, so that an own
-        ``-ftz=false`` has no effect: only inline PTX without ``.ftz`` keeps float32 subnormals.
+        NVRTC options; CuPy's own are added as CuPy does. Its ``-ftz=true`` stands behind yours, so that an own
+        ``-ftz=false`` has no effect: only inline PTX without ``.ftz`` keeps float32 subnormals; ``-std=c++17`` is added
+        unless given. Headers are looked for in CuPy's CUB, Thrust and libcu++ first, then in your directories, then
+        among CuPy's own and those of the CUDA toolkit.
     arch : str, optional
         Such as ``"sm_80"``; default: that of the settings in force.
 
@@ -108,8 +110,8 @@ def _reads_files(code, options):
 
 def _run_nvrtc(code, arguments, names, text_of):
     nvrtc = load_nvrtc()
-    if "#include" in code:
-        arguments = (*arguments, *(f"-I{directory}" for directory in _include_directories()))
+    first, own, toolkit = _include_directories()
+    arguments = (*map("-I{}".format, first), *arguments, *map("-I{}".format, (*own, *toolkit)))
     program = nvrtc.createProgram(code, SOURCE_NAME, (), ())
     try:
         for name in names:
@@ -126,10 +128,17 @@ def _run_nvrtc(code, arguments, names, text_of):
 
 
 def _include_directories():
-    """CUDA headers of the nvidia-cuda-runtime package, beside NVRTC."""
-    found = importlib.util.find_spec("nvidia")
-    roots = found.submodule_search_locations if found else ()
-    return [str(d) for root in roots for d in Path(root).glob("*/include") if (d / "cuda_fp16.h").exists()]
+    """Where CuPy looks for headers: before the directories of the user, its own behind them, those of the toolkit."""
+    include = [root / "_core" / "include" for root in _package("cupy")]
+    first = [d / "cupy" / "_cccl" / name for d in include for name in ("cub", "thrust", "libcudacxx")]
+    toolkit = [d for root in _package("nvidia") for d in root.glob("*/include") if (d / "cuda_fp16.h").exists()]
+    return first, include, toolkit
+
+
+def _package(name):
+    """Directories of an installed package, which is not imported."""
+    found = importlib.util.find_spec(name)
+    return [Path(root) for root in (found and found.submodule_search_locations) or ()]
 
 
 def _nvrtc_version():
