@@ -28,7 +28,7 @@ import cupyflash
 from cupyflash import naive, ptxsim
 from cupyflash._backward_config import flash_bwd_dkdv_tile, flash_bwd_dq_tile
 from cupyflash._config import flash_fwd_tile
-from cupyflash.demo.traffic import SECTOR_BYTES, at_sector, inputs, of_kernels
+from cupyflash.demo.traffic import SECTOR_BYTES, inputs, of_kernels
 from experiments import record
 
 ELEMENT_BYTES = 2
@@ -62,8 +62,8 @@ def formulas(direction: str, seqlen: int, head_dim: int) -> dict[str, int]:
 def profiled(library, direction: str, seqlen: int, head_dim: int) -> list[ptxsim.KernelProfile]:
     """What the kernels of ``cupyflash`` or ``cupyflash.naive`` did for one head."""
     q, k, v = inputs(seqlen, head_dim)
-    dout = at_sector(np.random.default_rng((seqlen, 1)).standard_normal(q.shape).astype(q.dtype))
-    out, dq, dk, dv = (at_sector(np.empty_like(q)) for _ in range(4))
+    dout = np.random.default_rng((seqlen, 1)).standard_normal(q.shape).astype(q.dtype)
+    out, dq, dk, dv = (np.empty_like(q) for _ in range(4))
     with ptxsim.settings(arch=ARCH):
         if direction == FORWARD:
             with ptxsim.profile() as profile:
@@ -71,7 +71,7 @@ def profiled(library, direction: str, seqlen: int, head_dim: int) -> list[ptxsim
         else:
             _, lse = cupyflash.attention(q, k, v, out=out, return_lse=True)
             with ptxsim.profile() as profile:
-                library.attention_backward(dout, q, k, v, out, at_sector(lse), grads_out=(dq, dk, dv))
+                library.attention_backward(dout, q, k, v, out, lse, grads_out=(dq, dk, dv))
     return profile.kernels
 
 

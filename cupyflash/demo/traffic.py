@@ -33,7 +33,7 @@ def count(method: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, **optio
     >>> count(attention, *inputs(64, 16)).least
     8192
     """
-    out = at_sector(np.empty((*q.shape[:-1], v.shape[-1]), q.dtype))
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     with ptxsim.profile() as profile:
         method(q, k, v, out=out, **options)
     return of_kernels(profile.kernels)
@@ -49,9 +49,9 @@ def of_kernels(kernels: Iterable[ptxsim.KernelProfile]) -> Traffic:
 
 
 def inputs(seqlen: int, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v (seqlen, head_dim) float16, whole sectors each."""
+    """q, k, v (seqlen, head_dim) float16, memory of its own for each."""
     values = np.random.default_rng(seqlen).standard_normal((3, seqlen, head_dim)).astype(np.float16)
-    return tuple(at_sector(x) for x in values)
+    return tuple(x.copy() for x in values)
 
 
 def report() -> Iterator[str]:
@@ -68,12 +68,3 @@ def report() -> Iterator[str]:
             f"{standard.least / ours.least:6.1f}x {ours.requested / 1024:24,.0f}"
         )
     yield "   The standard method is counted at its least, with a perfect cache: S and P still go out and back."
-
-
-def at_sector(array: np.ndarray) -> np.ndarray:
-    """A copy that starts at a multiple of a sector, as device memory does."""
-    memory = np.empty(array.nbytes + SECTOR_BYTES, np.uint8)
-    first = -memory.ctypes.data % SECTOR_BYTES
-    aligned = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
-    aligned[...] = array
-    return aligned

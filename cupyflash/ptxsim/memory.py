@@ -39,6 +39,13 @@ def padded(size):
     return -(-size // 16) * 16
 
 
+def zeros_at(alignment, size):
+    """Bytes that start at a multiple of `alignment`. Whatever is a view of them has this array as its last base."""
+    memory = bytearray(padded(size) + alignment)
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % alignment
+    return np.ndarray(size, np.uint8, buffer=memory, offset=start)
+
+
 class Buffer:
     """A space of `size` bytes for each row: shared memory has a row per block, local memory one
     per lane, parameters and constants a single one for all."""

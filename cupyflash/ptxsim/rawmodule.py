@@ -11,7 +11,7 @@ import numpy as np
 from . import parse
 from .compile import compile_module
 from .launch import Launch
-from .memory import padded
+from .memory import zeros_at
 from .profile import current_profile
 from .program import Program
 from .sanitizer import current_report
@@ -115,7 +115,7 @@ class LoadedModule:
         self.memory, self.addresses = {}, {}
         for variable in parsed.variables.values():
             if variable.space == "global":
-                self.memory[variable.name] = array = _aligned(max(variable.size, 1), max(variable.align, 16))
+                self.memory[variable.name] = array = zeros_at(max(variable.align, 16), max(variable.size, 1))
                 array[: variable.size] = np.frombuffer(variable.data, np.uint8) if variable.data else 0
                 self.addresses[variable.name] = array.ctypes.data
         self.programs = {}
@@ -130,12 +130,6 @@ class LoadedModule:
                 raise ValueError(f"no kernel {name!r} in this module; it has {known or 'none'}")
             self.programs[key] = Program(self, function, profiled, sanitized)
         return self.programs[key]
-
-
-def _aligned(size, align):
-    raw = np.zeros(padded(size) + align, np.uint8)
-    start = -raw.ctypes.data % align
-    return raw[start : start + size]
 
 
 class Kernel:

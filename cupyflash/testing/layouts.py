@@ -6,6 +6,7 @@ import mmap
 import numpy as np
 from hypothesis import strategies as st
 
+from cupyflash import ptxsim
 from cupyflash.testing.values import require_known
 
 _MARGIN = 64  # elements before and behind
@@ -14,8 +15,9 @@ _MARGIN = 64  # elements before and behind
 def _memory(shape, dtype, offset=0):
     """A C-contiguous array at a 128-byte boundary plus ``offset`` elements, with NaN in it and around it."""
     size = math.prod(shape)
-    flat = np.full(size + 2 * _MARGIN + 64 + offset, np.nan, dtype)
-    start = _MARGIN + -(flat.ctypes.data // flat.itemsize + _MARGIN) % 64 + offset
+    flat = ptxsim.empty(size + 2 * _MARGIN + offset, dtype)
+    flat[...] = np.nan
+    start = _MARGIN + offset
     return flat[start : start + size].reshape(shape)
 
 
@@ -158,11 +160,12 @@ def surroundings(array):
     memory = array
     while isinstance(memory.base, np.ndarray):
         memory = memory.base
-    bits, own = memory.view(f"u{memory.itemsize}").copy(), np.zeros(memory.shape, bool)
-    first = (array.ctypes.data - memory.ctypes.data) // memory.itemsize
+    bits = memory.view(f"u{array.itemsize}").copy()
+    own = np.zeros(bits.shape, bool)
+    first = (array.ctypes.data - memory.ctypes.data) // array.itemsize
     offsets = np.array(first)
     for size, stride in zip(array.shape, array.strides, strict=True):
-        offsets = offsets[..., None] + np.arange(size) * (stride // memory.itemsize)
+        offsets = offsets[..., None] + np.arange(size) * (stride // array.itemsize)
     own[offsets.ravel()] = True
     bits[own] = 0
     return bits

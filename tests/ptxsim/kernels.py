@@ -41,6 +41,11 @@ def poisoned(shape, dtype):
     return out
 
 
+def zeros(count, dtype=np.float32):
+    """An array of zeros, of float32 unless told."""
+    return np.zeros(count, dtype)
+
+
 def python_threads(function, grid, block):
     """function(block, thread) for every thread of a 1-D launch, as one array: the model to compare with."""
     return np.array([[function(b, t) for t in range(block)] for b in range(grid)])

@@ -6,8 +6,8 @@ import pytest
 from cupyflash import attention, ptxsim
 from cupyflash.ptxsim.devices import BOUNDED, DEVICES, device
 
-from .kernels import launch, poisoned
-from .test_profile import aligned, profiled
+from .kernels import launch, poisoned, zeros
+from .test_profile import profiled
 
 
 def bound(source, grid, block, *args, on="A100", **options):
@@ -24,7 +24,7 @@ extern "C" __global__ void copy(const float4* x, float4* y) {
 @pytest.mark.parametrize("arch", BOUNDED)
 def test_a_stream_copy_is_bound_by_device_memory(arch):
     """Each byte is read once and written once, whatever the number of blocks: bytes / (bandwidth / clock)."""
-    x, y = aligned(4 * 128 * 200), aligned(4 * 128 * 200)
+    x, y = zeros(4 * 128 * 200), zeros(4 * 128 * 200)
     found, gpu = bound(COPY, 200, 128, x, y, on=arch), device(arch)
     assert found.limited_by == "DRAM"
     assert found.cycles == pytest.approx(2 * x.nbytes / gpu.bandwidth * gpu.clock)
@@ -36,7 +36,7 @@ def test_a_stream_copy_is_bound_by_device_memory(arch):
 def test_what_is_read_and_written_crosses_once_at_least():
     source = """
     extern "C" __global__ void twice(float* x) { x[blockIdx.x * 128 + threadIdx.x] *= 2; }"""
-    x = aligned(128 * 8)
+    x = zeros(128 * 8)
     assert bound(source, 8, 128, x).resources["DRAM"] == pytest.approx(x.nbytes / 2039 * 1.41)
 
 
@@ -145,7 +145,7 @@ extern "C" __global__ void exponentials(float* x, int n) {
 @pytest.mark.parametrize("arch", BOUNDED)
 def test_exponentials_are_bound_by_special_functions(arch):
     """16 lanes a cycle: two cycles for each warp, of which there are four on one SM."""
-    found = bound(EXPONENTIALS, 1, 128, aligned(128), np.int32(100), on=arch)
+    found = bound(EXPONENTIALS, 1, 128, zeros(128), np.int32(100), on=arch)
     assert found.limited_by == "MUFU"
     assert found.cycles == 4 * 100 * 2
 
@@ -172,7 +172,7 @@ PTX = {
 @pytest.mark.parametrize("type_, pipe, rate", [("float", "FP32", 64), ("double", "FP64", 32)])
 def test_a_multiplication_and_an_addition_are_one_unless_rounded_apart(form, each, type_, pipe, rate):
     body = PTX[form].format(t="f32" if type_ == "float" else "f64", c=type_[0])
-    x = aligned(128, np.dtype(type_))
+    x = zeros(128, np.dtype(type_))
     found = bound(MULTIPLY_ADDS.format(type=type_, body=body), 1, 128, x, np.int32(64))
     final = 1  # v + w
     assert found.resources[pipe] == 4 * (64 * each + final) * 32 / rate
@@ -200,7 +200,7 @@ def test_copies_past_the_first_level_cache_cross_each_time():
       }
       out[threadIdx.x] = 1;
     }"""
-    x, out = aligned(128, np.uint32), aligned(32, np.uint32)
+    x, out = zeros(128, np.uint32), zeros(32, np.uint32)
     past = bound(source.replace("HOW", "cg"), 1, 32, x, out, np.int32(30))
     cached = bound(source.replace("HOW", "ca"), 1, 32, x, out, np.int32(30))
     assert (past.resources["L2"], cached.resources["L2"]) == (30 * 512 / 64, 512 / 64)
@@ -208,7 +208,7 @@ def test_copies_past_the_first_level_cache_cross_each_time():
 
 
 def test_work_is_spread_over_no_more_multiprocessors_than_there_are_blocks():
-    x = aligned(128)
+    x = zeros(128)
     one, many = (bound(EXPONENTIALS, blocks, 32, x, np.int32(10)).resources["MUFU"] for blocks in (1, 1080))
     assert (one, many) == (20, 1080 * 20 / 108)
 
@@ -216,7 +216,7 @@ def test_work_is_spread_over_no_more_multiprocessors_than_there_are_blocks():
 def test_launches_add_up():
     with ptxsim.profile() as profile:
         for n in (10, 30):
-            launch(EXPONENTIALS, 1, 32, aligned(32), np.int32(n))
+            launch(EXPONENTIALS, 1, 32, zeros(32), np.int32(n))
     assert profile.kernels[0].lower_bound("A100").cycles == 40 * 2
 
 
@@ -239,7 +239,7 @@ def test_a_key_tile_of_flash_fwd(head_dim, share):
 
 
 def test_text_dict_and_unknown_devices():
-    kernel = profiled(EXPONENTIALS, 1, 128, aligned(128), np.int32(100))
+    kernel = profiled(EXPONENTIALS, 1, 128, zeros(128), np.int32(100))
     found = kernel.lower_bound("sm_80")
     assert str(found).splitlines()[0] == "at least 800 cycles on A100 (sm_80), limited by MUFU"
     assert found.as_dict()["limited_by"] == "MUFU" and found.as_dict()["resources"]["MUFU"] == 800

@@ -13,8 +13,7 @@ from cupyflash import ptxsim
 from cupyflash.ptxsim.devices import BOUNDED, device
 from cupyflash.ptxsim.errors import CompilerMissing
 
-from .kernels import OPTIONS, poisoned
-from .test_profile import aligned
+from .kernels import OPTIONS, poisoned, zeros
 
 RESOURCES = importlib.import_module("cupyflash.ptxsim.resources")
 
@@ -36,7 +35,7 @@ def profiled():
     """The profile of four blocks of the transpose."""
     with ptxsim.profile() as profile:
         run = ptxsim.RawModule(code=TRANSPOSE, options=OPTIONS).get_function("transpose")
-        run((2, 2), (32, 32), (aligned(4096), aligned(4096), np.int32(64)))
+        run((2, 2), (32, 32), (zeros(4096), zeros(4096), np.int32(64)))
     return profile.kernels[0]
 
 
@@ -118,7 +117,7 @@ def test_the_page_shows_the_bound_of_each_device(page):
 def test_a_column_that_has_no_numbers_is_left_out(tmp_path):
     source = 'extern "C" __global__ void copy(const int* x, int* y) { y[threadIdx.x] = x[threadIdx.x]; }'
     with ptxsim.profile() as profile:
-        ptxsim.RawModule(code=source).get_function("copy")((1,), (32,), (aligned(32), aligned(32)))
+        ptxsim.RawModule(code=source).get_function("copy")((1,), (32,), (zeros(32), zeros(32)))
     text = text_of(profile.kernels[0], tmp_path)
     assert "global sectors" in text and "shared wavefronts" not in text
 

@@ -8,15 +8,8 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import OPTIONS, launch, poisoned
+from .kernels import OPTIONS, launch, poisoned, zeros
 from .test_tensor_core import mma_source
-
-
-def aligned(count, dtype=np.float32, alignment=128):
-    """An array of zeros that starts on a sector and cache-line boundary."""
-    storage = np.zeros(count * np.dtype(dtype).itemsize + alignment, np.uint8)
-    start = -storage.ctypes.data % alignment
-    return storage[start : start + count * np.dtype(dtype).itemsize].view(dtype)
 
 
 def profiled(source, grid, block, *args, **options):
@@ -47,7 +40,7 @@ extern "C" __global__ void strided(const float* x, float* out, int stride, int s
 )
 def test_sectors_of_coalesced_and_strided_loads(stride, shift, sectors_per_warp, distinct):
     """Four warps: sectors count per request, distinct sectors once per launch; the store is coalesced."""
-    x, out = aligned(128 * 16 + 16), aligned(128)
+    x, out = zeros(128 * 16 + 16), zeros(128)
     kernel = profiled(STRIDED, 2, 64, x, out, np.int32(stride), np.int32(shift))
     assert (kernel.name, kernel.launches) == ("strided", 1)
     assert kernel.global_load_sectors == 4 * sectors_per_warp
@@ -64,7 +57,7 @@ def test_wide_accesses_move_four_times_the_bytes():
       int i = blockIdx.x * blockDim.x + threadIdx.x;
       out[i] = x[i];
     }"""
-    kernel = profiled(source, 1, 64, aligned(256), aligned(256))
+    kernel = profiled(source, 1, 64, zeros(256), zeros(256))
     assert (kernel.global_load_bytes, kernel.global_store_bytes) == (1024, 1024)
     assert (kernel.global_load_sectors, kernel.distinct_load_sectors) == (32, 32)
 
@@ -75,7 +68,7 @@ def test_inactive_lanes_move_nothing():
       int i = blockIdx.x * blockDim.x + threadIdx.x;
       if (i < n) out[i] = x[i];
     }"""
-    kernel = profiled(source, 3, 32, aligned(40), aligned(40), np.int32(40))
+    kernel = profiled(source, 3, 32, zeros(40), zeros(40), np.int32(40))
     assert (kernel.global_load_bytes, kernel.global_store_bytes) == (160, 160)
     assert (kernel.global_load_sectors, kernel.global_store_sectors) == (5, 5)
 
@@ -86,7 +79,7 @@ def test_reading_twice_counts_twice_but_is_distinct_once():
       volatile const float* y = x;
       out[threadIdx.x] = y[threadIdx.x] + y[threadIdx.x];
     }"""
-    kernel = profiled(source, 6, 32, aligned(32), aligned(32))
+    kernel = profiled(source, 6, 32, zeros(32), zeros(32))
     assert kernel.global_load_sectors == 6 * 2 * 4 and kernel.distinct_load_sectors == 4
     assert kernel.global_store_sectors == 6 * 4 and kernel.distinct_store_sectors == 4
     assert kernel.global_load_bytes == 6 * 2 * 128
@@ -135,7 +128,7 @@ def test_sixteen_byte_accesses_go_in_four_quarters():
       out[t] = v;
     }"""
     for stride, wavefronts in ((1, 4), (2, 8), (8, 32)):
-        kernel = profiled(source, 1, 32, aligned(128), np.int32(stride), shared_mem=16 * 256)
+        kernel = profiled(source, 1, 32, zeros(128), np.int32(stride), shared_mem=16 * 256)
         assert (kernel.shared_wavefronts, kernel.shared_ideal_wavefronts) == (2 * wavefronts, 8), stride
 
 
@@ -165,7 +158,7 @@ def test_asynchronous_copies_count_as_global_loads_and_shared_stores():
       asm volatile("cp.async.wait_all;" ::: "memory");
       out[threadIdx.x] = 1;
     }"""
-    kernel = profiled(source, 1, 32, aligned(128, np.uint32), aligned(32, np.uint32))
+    kernel = profiled(source, 1, 32, zeros(128, np.uint32), zeros(32, np.uint32))
     assert (kernel.global_load_bytes, kernel.global_load_sectors, kernel.distinct_load_sectors) == (512, 16, 16)
     assert (kernel.shared_wavefronts, kernel.shared_ideal_wavefronts) == (4, 4)
 
@@ -206,7 +199,7 @@ def test_straight_code_executes_each_instruction_once_per_warp():
     count = instructions_of(STRAIGHT)
     assert count > 8
     for grid, block, warps in ((1, 32, 1), (3, 64, 6), (2, 33, 4)):
-        kernel = profiled(STRAIGHT, grid, block, aligned(192), aligned(192))
+        kernel = profiled(STRAIGHT, grid, block, zeros(192), zeros(192))
         assert sum(kernel.instructions.values()) == warps * count
 
 
@@ -217,9 +210,7 @@ def test_a_divergent_warp_executes_both_sides():
       if (t < split) { for (int k = 0; k < 9; ++k) out[t] = atomicAdd(out + t, k); }
       else out[t] = __clz(t) * atomicAdd(out + t, 1) + 3;
     }"""
-    totals = {
-        s: sum(profiled(source, 1, 32, aligned(32, "i4"), np.int32(s)).instructions.values()) for s in (0, 16, 32)
-    }
+    totals = {s: sum(profiled(source, 1, 32, zeros(32, "i4"), np.int32(s)).instructions.values()) for s in (0, 16, 32)}
     assert max(totals[0], totals[32]) < totals[16] < totals[0] + totals[32]
 
 
@@ -227,9 +218,9 @@ def test_launches_of_one_kernel_add_up_and_kernels_stay_apart():
     with ptxsim.profile() as profile:
         assert list(profile.kernels) == []
         for _ in range(3):
-            launch(STRIDED, 1, 32, aligned(32), aligned(32), np.int32(1), np.int32(0))
-        launch(STRAIGHT, 1, 32, aligned(32), aligned(32))
-    launch(STRAIGHT, 1, 32, aligned(32), aligned(32))
+            launch(STRIDED, 1, 32, zeros(32), zeros(32), np.int32(1), np.int32(0))
+        launch(STRAIGHT, 1, 32, zeros(32), zeros(32))
+    launch(STRAIGHT, 1, 32, zeros(32), zeros(32))
     kernels = {kernel.name: kernel for kernel in profile.kernels}
     assert set(kernels) == {"strided", "straight"}
     assert (kernels["strided"].launches, kernels["straight"].launches) == (3, 1)
@@ -238,8 +229,8 @@ def test_launches_of_one_kernel_add_up_and_kernels_stay_apart():
 
 
 def test_a_schedule_does_not_change_what_is_counted():
-    first = profiled(STRIDED, 2, 64, aligned(256), aligned(128), np.int32(2), np.int32(0))
-    second = profiled(STRIDED, 2, 64, aligned(256), aligned(128), np.int32(2), np.int32(0), schedule="random", seed=4)
+    first = profiled(STRIDED, 2, 64, zeros(256), zeros(128), np.int32(2), np.int32(0))
+    second = profiled(STRIDED, 2, 64, zeros(256), zeros(128), np.int32(2), np.int32(0), schedule="random", seed=4)
     for name in ("instructions", "global_load_bytes", "global_load_sectors", "distinct_load_sectors"):
         assert getattr(first, name) == getattr(second, name), name
 

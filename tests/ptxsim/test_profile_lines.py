@@ -10,8 +10,8 @@ from cupyflash.ptxsim.parse import parse
 from cupyflash.ptxsim.profile.results import COUNTERS
 from cupyflash.ptxsim.profile.static import opcode_key, source_of
 
-from .kernels import SCHEDULES, launch, module, poisoned
-from .test_profile import aligned, profiled
+from .kernels import SCHEDULES, launch, module, poisoned, zeros
+from .test_profile import profiled
 
 MIXED = """#line 1 "mixed.cu"
 __device__ int twice(int x) {
@@ -42,10 +42,10 @@ def mixed(**settings):
     """The profile of a kernel that does a bit of everything."""
     rng = np.random.default_rng(5)
     x, at, out, counts = (
-        aligned(96 * BLOCKS),
-        aligned(96 * BLOCKS, np.int32),
-        aligned(96 * BLOCKS),
-        aligned(8, np.int32),
+        zeros(96 * BLOCKS),
+        zeros(96 * BLOCKS, np.int32),
+        zeros(96 * BLOCKS),
+        zeros(8, np.int32),
     )
     at[:] = rng.integers(0, 100, at.size)
     with ptxsim.profile() as profile:
@@ -202,8 +202,8 @@ def test_lanes_that_a_guard_switches_off():
       out[threadIdx.x] = value + loaded;
     }"""
     for n, requests in ((0, 0), (5, 1), (32, 1), (40, 2), (64, 2)):
-        out = aligned(64)
-        kernel = profiled(source, 3, 64, aligned(64), out, np.int32(n))
+        out = zeros(64)
+        kernel = profiled(source, 3, 64, zeros(64), out, np.int32(n))
         assert out.tolist() == [2.0] * n + [1.0] * (64 - n)
         assert kernel.predicated_off == 3 * 2 * (64 - n)
         assert kernel.flops == {"f32": 3 * (n + 64)}
@@ -221,7 +221,7 @@ def test_a_guard_that_is_the_same_for_all_lanes(n):
       asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; @p add.f32 %0, %0, %0; }" : "+f"(value) : "r"(n));
       out[threadIdx.x] = value;
     }"""
-    kernel = profiled(source, 3, 64, aligned(64), np.int32(n))
+    kernel = profiled(source, 3, 64, zeros(64), np.int32(n))
     assert (kernel.predicated_off, kernel.flops) == (3 * 64 * (1 - n), {"f32": 3 * 64 * n})
 
 
@@ -237,7 +237,7 @@ def test_a_branch_of_some_lanes_of_a_warp():
           atomicAdd(out + 1, 1);
       }
     }"""
-    inner, out = aligned(96, np.int32), aligned(2, np.int32)
+    inner, out = zeros(96, np.int32), zeros(2, np.int32)
     inner[:] = np.arange(96) // 32 != 1
     kernel = profiled(source, 2, 96, inner, out)
     assert out.tolist() == [64, 32]
@@ -257,7 +257,7 @@ def test_blocks_of_which_one_has_fewer_lanes():
         out[i] = ((volatile double*)tile)[t ^ 1];
       }
     }"""
-    x, out = aligned(192, np.float64), aligned(192, np.float64)
+    x, out = zeros(192, np.float64), zeros(192, np.float64)
     kernel = profiled(source, 3, 64, x, out, np.int32(170), shared_mem=512)
     assert (kernel.shared_requests, kernel.shared_wavefronts) == (2 * 6, 2 * (5 * 2 + 1))
 

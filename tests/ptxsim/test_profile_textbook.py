@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from .kernels import poisoned
-from .test_profile import aligned, profiled
+from .kernels import poisoned, zeros
+from .test_profile import profiled
 
 TRANSPOSE = """
 extern "C" __global__ void transpose(const float* x, float* out, int n) {
@@ -23,7 +23,7 @@ def test_transpose_without_shared_memory():
       int row = blockIdx.y * blockDim.y + threadIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
       out[column * n + row] = x[row * n + column];
     }"""
-    x, out = aligned(64 * 64), aligned(64 * 64)
+    x, out = zeros(64 * 64), zeros(64 * 64)
     kernel = profiled(source, (2, 8), (32, 8), x, out, np.int32(64))
     requests = 64 * 64 // 32
     assert (kernel.global_load_requests, kernel.global_store_requests) == (requests, requests)
@@ -35,7 +35,7 @@ def test_transpose_without_shared_memory():
 @pytest.mark.parametrize("padding, conflicts", [(0, 32), (1, 1)])
 def test_transpose_through_a_tile(padding, conflicts):
     """Both directions coalesced; columns of an unpadded tile lie in one bank."""
-    x, out = aligned(64 * 64), aligned(64 * 64)
+    x, out = zeros(64 * 64), zeros(64 * 64)
     source = TRANSPOSE.replace("PADDING", str(padding))
     kernel = profiled(source, (2, 2), (32, 8), x, out, np.int32(64))
     requests = 64 * 64 // 32
@@ -76,7 +76,7 @@ CONTIGUOUS = """for (int d = 128; d > 0; d /= 2) {
 )
 def test_branches_of_a_reduction(steps, divergent):
     blocks = 3
-    kernel = profiled(REDUCE.replace("STEPS", steps), blocks, 256, aligned(256 * blocks), poisoned(blocks, np.float32))
+    kernel = profiled(REDUCE.replace("STEPS", steps), blocks, 256, zeros(256 * blocks), poisoned(blocks, np.float32))
     line = next(line for line in kernel.lines if "sum[t] +=" in line.text)
     assert (line.branches, line.divergent_branches) == (8 * 8 * blocks, divergent * blocks)
     assert line.branch_efficiency == 1 - divergent / 64
@@ -110,7 +110,7 @@ extern "C" __global__ void sgemm(const float* a, const float* b, float* c, int n
 
 def sgemm(source, n):
     rng = np.random.default_rng(n)
-    a, b, c = (aligned(n * n) for _ in range(3))
+    a, b, c = (zeros(n * n) for _ in range(3))
     a[:], b[:] = rng.integers(-9, 9, (2, n * n))
     kernel = profiled(source, (n // 32, n // 32), (32, 32), a, b, c, np.int32(n))
     np.testing.assert_array_equal(c.reshape(n, n), a.reshape(n, n) @ b.reshape(n, n))
@@ -157,7 +157,7 @@ extern "C" __global__ void histogram(const int* bin, int* count, int n) {
 )
 def test_atomics_of_a_histogram(bins, passes, sectors):
     """Lanes that have one bin take turns."""
-    values, count = aligned(320, np.int32), aligned(256, np.int32)
+    values, count = zeros(320, np.int32), zeros(256, np.int32)
     values[:] = np.arange(320) % bins
     kernel = profiled(HISTOGRAM, 5, 64, values, count, np.int32(320))
     assert (kernel.atomics, kernel.atomic_lanes, kernel.atomic_passes) == (10, 320, 10 * passes)
@@ -177,7 +177,7 @@ def test_atomics_in_shared_memory_are_not_wavefronts():
       __syncwarp();
       atomicAdd(count + threadIdx.x, own[threadIdx.x]);
     }"""
-    values, count = aligned(32, np.int32), aligned(32, np.int32)
+    values, count = zeros(32, np.int32), zeros(32, np.int32)
     values[:] = np.arange(32) // 2
     kernel = profiled(source, 3, 32, values, count)
     assert count.tolist() == [6] * 16 + [0] * 16
@@ -193,7 +193,7 @@ def test_vector_loads(type_, size):
       int i = blockIdx.x * blockDim.x + threadIdx.x;
       out[i] = x[i];
     }}"""
-    kernel = profiled(source, 1024 // size, 32, aligned(8192), aligned(8192))
+    kernel = profiled(source, 1024 // size, 32, zeros(8192), zeros(8192))
     assert kernel.global_load_requests == kernel.global_store_requests == 1024 // size
     assert kernel.global_load_sectors == kernel.global_load_ideal_sectors == 1024
     assert kernel.global_load_bytes == kernel.global_store_bytes == 2**15
@@ -202,7 +202,7 @@ def test_vector_loads(type_, size):
 def test_a_broadcast_is_one_sector():
     """32 lanes ask for 128 bytes, of which 4 are distinct: nothing is wasted."""
     source = 'extern "C" __global__ void all(const float* x, float* out) { out[threadIdx.x] = x[blockIdx.x]; }'
-    kernel = profiled(source, 4, 32, aligned(4), aligned(32))
+    kernel = profiled(source, 4, 32, zeros(4), zeros(32))
     assert (kernel.global_load_bytes, kernel.global_load_sectors, kernel.global_load_efficiency) == (512, 4, 1)
     assert (kernel.distinct_load_sectors, kernel.block_load_sectors) == (1, 4)
 
@@ -212,7 +212,7 @@ def test_misaligned_rows(shift, sectors):
     source = (
         'extern "C" __global__ void copy(const float* x, float* out) { out[threadIdx.x] = x[threadIdx.x + SHIFT]; }'
     )
-    kernel = profiled(source.replace("SHIFT", str(shift)), 1, 32, aligned(64), aligned(32))
+    kernel = profiled(source.replace("SHIFT", str(shift)), 1, 32, zeros(64), zeros(32))
     assert (kernel.global_load_sectors, kernel.global_load_ideal_sectors) == (sectors, 4)
 
 
@@ -229,7 +229,7 @@ def test_ldmatrix_of_a_tile_with_rows_of_128_bytes(swizzle, wavefronts):
           : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at) : "memory");
       out[threadIdx.x] = a + b + c + d;
     }"""
-    kernel = profiled(source.replace("SWIZZLE", swizzle), 2, 32, aligned(32, np.uint32))
+    kernel = profiled(source.replace("SWIZZLE", swizzle), 2, 32, zeros(32, np.uint32))
     assert (kernel.shared_wavefronts, kernel.shared_ideal_wavefronts) == (2 * wavefronts, 8)
     assert kernel.opcodes["ldmatrix.x4"] == 2
 
@@ -247,7 +247,7 @@ def test_ldmatrix_with_fewer_matrices_reads_fewer_rows(count):
     }"""
     registers = "{%0}" if count == 1 else "{%0, %1}"
     load = f'"mov.b32 %1, 0; ldmatrix.sync.aligned.m8n8.x{count}.shared.b16 {registers}, [%2];"'
-    kernel = profiled(source.replace("COUNT", str(count)).replace("LOAD", load), 1, 32, aligned(32, np.uint32))
+    kernel = profiled(source.replace("COUNT", str(count)).replace("LOAD", load), 1, 32, zeros(32, np.uint32))
     assert (kernel.shared_wavefronts, kernel.shared_ideal_wavefronts) == (count, count)
 
 
@@ -262,7 +262,7 @@ def test_zeros_of_asynchronous_copies_are_not_loaded():
       asm volatile("cp.async.wait_all;" ::: "memory");
       out[threadIdx.x] = tile[threadIdx.x].x;
     }"""
-    kernel = profiled(source, 1, 64, aligned(256, np.uint32), aligned(64, np.uint32), np.int32(20))
+    kernel = profiled(source, 1, 64, zeros(256, np.uint32), zeros(64, np.uint32), np.int32(20))
     assert (kernel.global_load_requests, kernel.global_load_bytes, kernel.global_load_sectors) == (1, 20 * 16 + 4, 11)
     assert kernel.opcodes["cp.async"] == 2
     line = next(line for line in kernel.lines if "cp.async.cg" in line.text)
@@ -277,7 +277,7 @@ def test_local_arrays():
       for (int k = 0; k < 8; ++k) own[k] = k * threadIdx.x;
       out[threadIdx.x] = own[x[threadIdx.x]];
     }"""
-    kernel = profiled(source, 3, 40, aligned(40, np.int32), aligned(40, np.int32))
+    kernel = profiled(source, 3, 40, zeros(40, np.int32), zeros(40, np.int32))
     assert kernel.local_store_bytes == 3 * 40 * 8 * 4
     assert kernel.local_load_bytes == 3 * 40 * 4
     assert kernel.local_requests == 3 * 2 * 9
@@ -288,7 +288,7 @@ def test_parameters_of_calls_are_not_local_memory():
     source = """
     __device__ __noinline__ int square(int x) { return x * x; }
     extern "C" __global__ void squares(int* out) { out[threadIdx.x] = square(out[threadIdx.x]); }"""
-    kernel = profiled(source, 1, 32, aligned(32, np.int32))
+    kernel = profiled(source, 1, 32, zeros(32, np.int32))
     assert (kernel.local_requests, kernel.local_load_bytes, kernel.local_store_bytes) == (0, 0, 0)
     assert kernel.global_load_bytes == 128
 
@@ -296,7 +296,7 @@ def test_parameters_of_calls_are_not_local_memory():
 @pytest.mark.parametrize("block, warps", [(32, 1), (33, 2), (48, 2), (1, 1)])
 def test_lanes_of_a_block_that_is_no_multiple_of_a_warp(block, warps):
     source = 'extern "C" __global__ void fill(int* out) { out[threadIdx.x] = 1; }'
-    kernel = profiled(source, 3, block, aligned(64, np.int32))
+    kernel = profiled(source, 3, block, zeros(64, np.int32))
     assert kernel.active_lane_efficiency == block / (32 * warps)
     assert kernel.global_store_bytes == 3 * 4 * block
 
@@ -310,7 +310,7 @@ def test_lanes_that_a_branch_leaves():
         atomicAdd(out, 5);
       out[t + 1] = 7;
     }"""
-    kernel = profiled(source, 2, 64, aligned(65, np.int32))
+    kernel = profiled(source, 2, 64, zeros(65, np.int32))
     add, store = (next(line for line in kernel.lines if word in line.text) for word in ("atomicAdd", "out[t + 1]"))
     assert (add.active_lane_efficiency, store.active_lane_efficiency) == (0.5, 1)
     assert (add.atomic_lanes, add.atomic_passes) == (64, 64)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -29,15 +27,15 @@ kernel arguments, in the kernel's order; they count from 0:
   inout:FILE.npy        an array that it may write; the file stays as it is
   out:TYPE:SHAPE        an array whose elements have no value before the kernel writes them
   zeros:TYPE:SHAPE      an array of zeros that it may write
-  random:TYPE:SHAPE     standard normal numbers, for integers 0 to 99; with --seed
+  random:TYPE:SHAPE     standard normal numbers, for integers 0 to 99, by --seed; the kernel only reads them
+  inout-random:TYPE:SHAPE  the same numbers in an array that it may write
   TYPE:VALUE            a scalar, such as i32:7, f32:0.5 or bool:1
   null                  a null pointer
 TYPE is one of {", ".join(DTYPES)}; SHAPE is 1024 or 8x1024x64.
 Two-byte elements without a type, as NumPy saves bfloat16, are bf16.
 """
 
-_ALIGNMENT = 256
-_FILES, _SHAPES = ("in", "inout"), ("out", "zeros", "random")
+_FILES, _SHAPES = ("in", "inout"), ("out", "zeros", "random", "inout-random")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,20 +84,7 @@ def _read(path: Path) -> np.ndarray:
         array = array.view(ml_dtypes.bfloat16)
     elif array.dtype.kind not in "fiubc":
         raise CommandError(f"dtype {array.dtype} is neither a number nor bool")
-    return _filled(array, array.dtype.newbyteorder("="))
-
-
-def _filled(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    array = _placed(np.empty, values.shape, dtype)
-    array[...] = values
-    return array
-
-
-def _placed(make: Callable[[int, np.dtype], np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array at a multiple of 256 bytes, as cudaMalloc places it: counts of sectors depend on it."""
-    memory = make(math.prod(shape) + _ALIGNMENT // dtype.itemsize, dtype)
-    first = -memory.ctypes.data % _ALIGNMENT // dtype.itemsize
-    return memory[first : first + math.prod(shape)].reshape(shape)
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _dtype(name: str) -> np.dtype:
@@ -116,15 +101,15 @@ def _shape(text: str) -> tuple[int, ...]:
 
 def _made(kind: str, dtype: np.dtype, shape: tuple[int, ...], seed: tuple[int, int]) -> np.ndarray:
     try:
-        if kind != "random":
-            return _placed(ptxsim.empty if kind == "out" else np.zeros, shape, dtype)
+        if kind in ("out", "zeros"):
+            return ptxsim.empty(shape, dtype) if kind == "out" else np.zeros(shape, dtype)
         rng = np.random.default_rng(seed)
         integers = dtype.kind in "iub"
         drawn = rng.integers(0, 2 if dtype.kind == "b" else 100, shape) if integers else rng.standard_normal(shape)
-        array = _filled(drawn, dtype)
-        array.flags.writeable = False
+        array = drawn.astype(dtype)
+        array.flags.writeable = kind != "random"
         return array
-    except ValueError as error:  # more bytes than an address has
+    except (OverflowError, ValueError) as error:  # more bytes than an address has
         raise CommandError(error) from error
 
 

@@ -18,6 +18,8 @@ Global memory. A request is one load or store of one warp in which a lane acts. 
 touches `sectors`, distinct ones of 32 bytes; `ideal_sectors` would hold its distinct bytes if they lay together. The
 `distinct` sectors of a launch are counted once however many warps ask for them: what a perfect cache would have to
 read or write. A line's are those that it touches itself, so those of lines add up to more than those of the kernel.
+Where malloc has put an array does not matter: memory counts as beginning at a multiple of 256 bytes, as on a GPU. An
+array's memory is that of its last `.base` that is a NumPy array, its own without one; a view may begin further on.
 `block_load_sectors` are the distinct sectors that each thread block loads, added up: what a perfect cache of each
 block would have to read.
 

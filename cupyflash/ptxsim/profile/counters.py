@@ -4,7 +4,8 @@ import numpy as np
 
 from ..group import WARP
 from ..observer import Observer
-from .patterns import Costs, Warps
+from .patterns import SECTOR_SHIFT, Costs, Warps
+from .placement import Placement
 from .sectors import KeySet, SectorMap
 from .static import source_of
 
@@ -26,12 +27,13 @@ class Counters(Observer):
         self.waiting = {}  # kind of access -> [lanes, accesses]
         self.costs = Costs()
         self.block_load_sectors = 0
-        self.sectors = None
+        self.sectors = self.placement = None
 
     def begin(self, chunk):
         if self.sectors is None:
+            self.placement = Placement(self.launch.arrays.values())
             segments = self.launch.global_.segments
-            self.sectors = SectorMap((int(s.start), int(s.stop)) for s in segments)
+            self.sectors = SectorMap(self.placement.range_of(int(s.start), int(s.stop)) for s in segments)
         self.blocks, size = chunk.count, self.sectors.size
         self.thread_block = np.repeat(np.arange(self.blocks) * size, chunk.pitch // WARP)
         self.in_block = KeySet(self.blocks * size)  # thread block and sector of every load
@@ -149,7 +151,7 @@ class Counters(Observer):
 
     def request(self, groups, active, address, size, what, ins, moved):
         """Loads or stores of global memory. `moved`: bytes of each lane, if not `size`."""
-        warps = Warps(address, active, 1 << 5)
+        warps = Warps(self.placement.moved(address), active, 1 << SECTOR_SHIFT)
         touched, ideal, row, sector = self.costs.sectors(warps, size)
         moved = warps.lanes * size if moved is None else int(moved[active].sum())
         names = ("requests", "bytes", "sectors", "ideal_sectors")
@@ -171,7 +173,7 @@ class Counters(Observer):
 
     def update(self, groups, active, space, address, size, ins):
         """Atomics."""
-        warps = Warps(address, active, 1 << 5)
+        warps = Warps(self.placement.moved(address) if space == "global" else address, active, 1 << SECTOR_SHIFT)
         turns = self.costs.passes(warps, size)
         self.count(ins, atomics=warps.count, atomic_lanes=warps.lanes, atomic_passes=turns)
         if space == "global":

@@ -4,20 +4,22 @@ import weakref
 
 import numpy as np
 
+from ..memory import zeros_at
+
 # Repeated over an array: NaN as float64, as two float32, and as four float16 or bfloat16, with rare payloads.
 PATTERN = np.array([0xFFF6FFF9FFF3FFF5], np.uint64).view(np.uint8)
 
 ALIGNMENT = 256  # bytes, as of what cudaMalloc returns
-_fresh = {}  # id -> (weak reference to the memory, the array's dtype, its first byte there, its bytes)
+_fresh = {}  # id -> (weak reference to the memory, the array's dtype)
 
 
 def empty(shape, dtype=float):
     """An array like that of `numpy.empty`, of which `sanitize()` reports uninitialised reads.
 
-    It starts at a multiple of 256 bytes, as memory of a GPU does, so that profiles count its sectors as there; and it
-    is filled with a pattern that is NaN in every floating-point type. An element is uninitialised while it holds
-    the pattern, whoever would have written it, NumPy or a kernel; of integers of one or two bytes, while the 8 bytes
-    around it do. All other arrays count as initialised. Views and slices belong to their array.
+    It starts at a multiple of 256 bytes, as memory of a GPU does, and is filled with a pattern that is NaN in every
+    floating-point type. An element is uninitialised while it holds the pattern, whoever would have written it, NumPy
+    or a kernel; of integers of one or two bytes, while the 8 bytes around it do. All other arrays count as initialised.
+    Views and slices belong to their array.
 
     Parameters
     ----------
@@ -43,28 +45,25 @@ def empty(shape, dtype=float):
     if dtype.hasobject:
         raise TypeError(f"dtype: {dtype}, must not hold Python objects")
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    memory = np.empty(max(size, 0) + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
-    data = memory[first : first + size]
-    data[...] = np.resize(PATTERN, size)
+    memory = zeros_at(ALIGNMENT, max(size, 0))
+    memory[...] = np.resize(PATTERN, size)
     key = id(memory)
-    _fresh[key] = weakref.ref(memory, lambda _: _fresh.pop(key, None)), dtype, first, size
-    return np.ndarray(shape, dtype, buffer=data)
+    _fresh[key] = weakref.ref(memory, lambda _: _fresh.pop(key, None)), dtype
+    return np.ndarray(shape, dtype, buffer=memory)
 
 
 def unwritten_bytes(segment):
     """For each byte of a segment of global memory 1 if it belongs to an uninitialised element; None if none does."""
     found = None
-    for reference, dtype, first, size in list(_fresh.values()):
+    for reference, dtype in list(_fresh.values()):
         memory = reference()
         if memory is None:
             continue
-        data = memory[first : first + size]
-        start = data.ctypes.data
-        low, high = max(start, int(segment.start)), min(start + size, int(segment.stop))
+        start = memory.ctypes.data
+        low, high = max(start, int(segment.start)), min(start + memory.size, int(segment.stop))
         if low >= high:
             continue
-        fresh = _holds_pattern(data, dtype)[low - start : high - start]
+        fresh = _holds_pattern(memory, dtype)[low - start : high - start]
         if fresh.any():
             if found is None:
                 found = np.zeros(segment.views[1].size, np.uint8)
