@@ -3,16 +3,16 @@
 from .syntax import SINK, Literal, Pair
 
 
-def _tell_exchange(t, i, members, source=None):
+def _tell_exchange(t, i, members):
     if not (isinstance(members, Literal) and members.value & 0xFFFFFFFF == 0xFFFFFFFF):
-        t.tell(f"exchange(x, {t.mask()}, {t.use(members, 'u32')}, {source}, {t.site(i)})")
+        t.tell(f"exchange(x, {t.mask()}, {t.use(members, 'u32')}, {t.site(i)})")
 
 
 def shuffle(t, i, types):
     d, a, b, c, members = i.operands
     mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
     operands = ", ".join(t.use(o, "u32") for o in (a, b, c, members))
-    _tell_exchange(t, i, members, f"({mode!r}, {t.use(b, 'u32')}, {t.use(c, 'u32')})")
+    _tell_exchange(t, i, members)
     text = f"shfl(x, {t.mask()}, {mode!r}, {operands}, {t.site(i)})"
     value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
     both = t.let(text, "u4")

@@ -40,9 +40,9 @@ class Observer:
     def warp_barrier(self, x, m, members, ins):
         """bar.warp.sync of the lanes that the bits of `members` name: they are all there."""
 
-    def exchange(self, x, m, members, source, ins):
+    def exchange(self, x, m, members, ins):
         """shfl, vote, match, redux or elect among lanes that the bits of `members` name, not all 32 of them by a
-        constant; `source`: (mode, b, c) of shfl, else None."""
+        constant."""
 
     def load(self, x, m, space, address, size, ins):
         """ld of `size` bytes a lane; `space`: global, shared, local, or generic for an address in any."""

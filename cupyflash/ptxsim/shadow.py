@@ -12,15 +12,16 @@ from .lower_warp import matrix_count, shared_address
 from .syntax import SINK, Literal, Memory, Not, Pair, Register
 
 DEFINED = "None"
-_READS_MEMORY = ("ld", "ldu", "atom", "ldmatrix")
+_SOURCES = ("ld", "ldu", "atom", "ldmatrix", "shfl")
 
 
 def may_be_undefined(program):
-    """Indices of the registers that are read before they are written on some path, or depend on memory."""
+    """Indices of the registers that are read before they are written on some path, or depend on memory or on
+    a lane that may be inactive."""
     found = {r for block in program.blocks[:1] for r in range(block.live_in.bit_length()) if block.live_in >> r & 1}
     rest = []
     for i in program.function.code:
-        if i.opcode in _READS_MEMORY and not {"param", "const"} & set(i.modifiers):
+        if i.opcode in _SOURCES and not {"param", "const"} & set(i.modifiers):
             found.update(r.index for r in results(i))
         elif results(i):
             rest.append(({r.index for r in sources(i)}, {r.index for r in results(i)}))
@@ -218,14 +219,12 @@ class Shadow:
 
     # -- what lanes tell each other ------------------------------------------------------------------
     def do_shfl(self, i, types):
-        d, a, b, c, _ = i.operands
+        d, a, b, c, members = i.operands
         value, predicate = (d.value, d.predicate) if isinstance(d, Pair) else (d, SINK)
         which = self.merge([self.of(b), self.of(c)])
-        shadow = self.of(a)
-        if shadow != DEFINED:
-            mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
-            operands = f"{self.t.use(b, 'u32')}, {self.t.use(c, 'u32')}"
-            shadow = self.let(f"None if {shadow} is None else U.shuffled(x, {shadow}, {mode!r}, {operands})")
+        mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+        operands = ", ".join(self.t.use(o, "u32") for o in (b, c, members))
+        shadow = self.let(f"U.shuffled(x, {self.t.mask()}, {self.of(a)}, {mode!r}, {operands}, {self.t.site(i)})")
         return [(value, self.merge([shadow, which])), (predicate, which)]
 
     def across(self, i, members, decided="None"):

@@ -41,17 +41,30 @@ def sync_warp(x, m, members, ins):
 
 
 def shfl(x, m, mode, a, b, c, members, ins):
-    """The value of another lane, and whether that lane is in range."""
+    """The value of another lane, and whether that lane is in range. All ones where it does not take part: it is
+    undefined, which is no fault before somebody uses it."""
     _gathered(x, m, members, ins)
     source, inside = shuffle_source(x, mode, b, c)
-    if m is not None:
-        flags = _spread(x, m)
-        missing = flags & inside & ~flags[source]
-        if missing.any():
-            lane = int(np.argmax(missing))
-            what = f"shfl.{mode} reads lane {source[lane] % WARP} of its warp, which does not take part"
-            raise x.error(ins, lane, what, "inactive lane")
-    return (a if a.size == 1 else a.take(source)), inside
+    value = a if a.size == 1 else a.take(source)
+    absent = absent_sources(x, m, source, inside, members)
+    return (value if absent is None else np.where(absent, _ALL, value)), inside
+
+
+def absent_sources(x, m, source, inside, members):
+    """Which active lanes read a lane that is inactive or not in their member mask; None: none does. Lanes that are
+    not in their own mask are left out."""
+    if m is None and members.size == 1 and members[0] == _ALL:
+        return None
+    active = _spread(x, True if m is None else m)
+    members = _spread(x, members)
+    absent = active & inside & ~(active[source] & is_member(members, source))
+    absent &= is_member(members, x.lane)
+    return absent if absent.any() else None
+
+
+def is_member(members, lane):
+    """Whether lanes are in member masks."""
+    return (members >> (lane % WARP).astype(np.uint32)) & np.uint32(1) != 0
 
 
 def shuffle_source(x, mode, b, c):

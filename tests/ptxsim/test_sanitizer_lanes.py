@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from .kernels import SCHEDULES, schedule_name
-from .sanitized import check, findings
+from .kernels import SCHEDULES, launch, schedule_name
+from .sanitized import check, findings, line
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
 
@@ -25,9 +25,10 @@ def run(code, n=0, threads=32, **settings):
 def test_a_shuffle_reads_a_lane_that_has_left(settings):
     code = """
       if (t > 20) return;
-      out[t] = __shfl_down_sync(0xffffffff, t, 1);  // fault"""
-    found = check(run(code, **settings), kernel(code), "inactive lane")
-    assert "thread (20, 0, 0)" in found.message and "lane 21" in found.message
+      int v = __shfl_down_sync(0xffffffff, t, 1);  // fault
+      out[t] = v + 1;  // use"""
+    found = check(run(code, **settings), kernel(code), "inactive lane", other="use")
+    assert "thread (20, 0, 0)" in found.message and "a lane that takes no part" in found.message and found.count == 2
 
 
 @every_schedule
@@ -35,8 +36,43 @@ def test_a_shuffle_reads_a_lane_outside_its_mask(settings):
     code = """
       out[t] = __shfl_sync(t < 16 ? 0xffff : 0xffff0000, t, n ? 16 : t);  // fault"""
     assert not run(code, **settings)
-    found = check(run(code, 1, **settings), kernel(code), "member mask")
+    found = check(run(code, 1, **settings), kernel(code), "inactive lane")
     assert "thread (0, 0, 0)" in found.message and found.count == 32
+
+
+REDUCTION = """
+      if (t < 8) {
+        int v = t;
+        for (int k = 4; k; k >>= 1) v += __shfl_down_sync(0xff, v, k);  // fault
+        if (t <= n) out[blockIdx.x * 8 + t] = v;
+      }"""
+
+
+@every_schedule
+def test_lanes_whose_value_nobody_uses_may_read_inactive_ones(settings):
+    """The lower half of a reduction is what counts: lane 4 - k and up add what lanes beyond the mask do not have."""
+    assert not run(REDUCTION, 0, **settings)
+    assert check(run(REDUCTION, 1, **settings), kernel(REDUCTION), "inactive lane").count == 2
+    out = np.zeros(16, np.int32)
+    launch(kernel(REDUCTION), 2, 32, out, np.int32(0), **settings)
+    assert out.tolist() == [28, *[0] * 7] * 2
+
+
+def test_an_inactive_lane_and_an_undefined_value():
+    """The shuffle passes on what the active lanes do not have either, from where they have it."""
+    code = """
+      __shared__ int box[32];
+      if (t < 20) box[t] = t;
+      __syncwarp();
+      if (t > 24) return;
+      int v = box[t];  // memory
+      v = __shfl_down_sync(0xffffffff, v, 2);  // lane
+      out[t] = v;  // use"""
+    found = run(code)
+    assert {(f.kind, f.where, f.count) for f in found} == {
+        ("uninitialised shared memory", line(kernel(code), "memory"), 10),
+        ("inactive lane", line(kernel(code), "lane"), 4),
+    }
 
 
 @pytest.mark.parametrize(

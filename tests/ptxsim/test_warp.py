@@ -107,6 +107,32 @@ def test_shuffles_among_some_lanes(settings):
 
 
 @every_schedule
+def test_a_lane_that_takes_no_part_has_no_value(settings):
+    """It has exited, is not in the mask, or is turned off by a predicate: the result is all ones, and no fault."""
+    source = """
+    extern "C" __global__ void absent(int* out) {
+      int t = threadIdx.x, lane = t & 31, v = t;
+      if (t < 32) {
+        if (lane > 20) return;
+        v = __shfl_down_sync(0xffffffffu, t, 4);
+      } else if (t < 64) v = __shfl_xor_sync(lane < 8 ? 0xffu : 0xffffff00u, t, 16);
+      else asm volatile("{ .reg .pred p; setp.lt.u32 p, %1, 5; @p shfl.sync.down.b32 %0, %2, 1, 31, 0x1f; }"
+        : "+r"(v) : "r"(lane), "r"(t));
+      out[t] = v;
+    }"""
+    out = np.zeros(96, np.int32)
+    launch(source, 1, 96, out, **settings)
+    lane = np.arange(32)
+    expected = [
+        np.where(lane > 20, 0, np.where(lane > 16, -1, lane + 4)),
+        np.where((lane < 8) | (16 <= lane) & (lane < 24), -1, 32 + (lane ^ 16)),
+        64 + lane + (lane < 4),
+    ]
+    expected[2][4] = -1
+    np.testing.assert_array_equal(out.reshape(3, 32), expected)
+
+
+@every_schedule
 def test_votes(settings):
     """all, any, uni and ballot over a full warp, over one side of a branch, and with a negated predicate."""
     source = """

@@ -87,6 +87,7 @@ def sanitize(*, halt=False):
     and padding are; of an mma, the rows and columns that it meets are undefined. Shared and local memory begin
     undefined, and so do arrays of `ptxsim.empty`; a register or a word counts as undefined if all of its bytes are.
     Where the compiler has chosen a value for an undefined variable, as NVRTC often does, nothing is left to be seen.
+    What a shuffle reads of a lane that has left, or is not in the member mask, is undefined as well ("inactive lane").
 
     A divergent barrier is one that lanes of a warp meet at different instructions, or that some of them go past to
     code that the others come to after it; lanes that have returned count for nothing. Warps that meet at different

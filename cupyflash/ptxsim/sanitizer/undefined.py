@@ -14,7 +14,7 @@ from ..group import WARP
 from ..memory import views_of
 from ..observer import Observer
 from ..tensor_core import transposed
-from ..warp import bits_of_warps, shuffle_source
+from ..warp import absent_sources, bits_of_warps, shuffle_source
 from .fresh import unwritten_bytes
 
 _UNWRITTEN = {size: int.from_bytes(bytes([1] * size), "little") for size in (1, 2, 4, 8)}
@@ -51,7 +51,7 @@ class Undefined(Observer):
         program = chunk.launch.program
         for index in bits(program.blocks[0].live_in):
             name = program.function.registers[index].name
-            number = self.number(("register", index), None, f"register {name}, which was given no value")
+            number = self.number(("uninitialised register", index), None, f"register {name}, which was given no value")
             self.kept[index] = np.full(1, number, np.uint16)
 
     def barrier(self, lanes, chunk, ending):
@@ -75,20 +75,22 @@ class Undefined(Observer):
         return self.numbers[key]
 
     def memory_read(self, name, ins):
-        return self.number((f"{name} memory", ins), ins, f"{name} memory that nothing has written")
+        return self.number((f"uninitialised {name} memory", ins), ins, f"{name} memory that nothing has written")
 
     def use(self, x, m, shadow, ins, what):
         """Something depends on the lanes whose shadow is not 0."""
         bad = np.broadcast_to(shadow != 0 if m is None else (shadow != 0) & m, x.n)
         if not bad.any():
             return
-        lane = int(np.argmax(bad))
-        kind, read, origin = self.origins[int(np.broadcast_to(shadow, x.n)[lane])]
-        if read is not None and read.where != ins.where:
-            origin += f", read at {read.where}"
-        message = f"{x.thread(lane)}: {what} of {ins} depends on {origin}"
-        other = None if read is None else ins
-        self.checker.found(f"uninitialised {kind}", read or ins, message, other, int(np.count_nonzero(bad)))
+        numbers = np.where(bad, shadow, _NONE)
+        for number in np.unique(numbers[bad]):
+            lanes = numbers == number
+            kind, read, origin = self.origins[number]
+            if read is not None and read.where != ins.where:
+                origin += f", read at {read.where}"
+            message = f"{x.thread(int(np.argmax(lanes)))}: {what} of {ins} depends on {origin}"
+            other = None if read is None else ins
+            self.checker.found(kind, read or ins, message, other, int(np.count_nonzero(lanes)))
 
     # -- registers -----------------------------------------------------------------------------------
     def registers(self, x):
@@ -233,10 +235,15 @@ class Undefined(Observer):
             self.shadows[id(view)][to] = 0
 
     # -- across a warp -------------------------------------------------------------------------------
-    def shuffled(self, x, shadow, mode, b, c):
-        if shadow is None or shadow.size == 1:
+    def shuffled(self, x, m, shadow, mode, b, c, members, ins):
+        source, inside = shuffle_source(x, mode, b, c)
+        absent = absent_sources(x, m, source, inside, members)
+        if shadow is not None and shadow.size > 1:
+            shadow = _or_none(shadow.take(source))
+        if absent is None:
             return shadow
-        return _or_none(shadow.take(shuffle_source(x, mode, b, c)[0]))
+        number = self.number(("inactive lane", ins), ins, "a lane that takes no part")
+        return np.where(absent, np.uint16(number), _NONE if shadow is None else shadow)
 
     def of_warps(self, x, m, shadow, members=None, decided=None):
         """What depends on all active lanes of a warp that `members` names, unless one that is defined decides it."""
