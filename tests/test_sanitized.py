@@ -115,17 +115,18 @@ def test_no_findings(tested):
     assert not report, str(report)
 
 
-def test_a_result_that_is_not_written_is_found():
-    """delta of the last query, which the kernel of dq reads."""
+@pytest.mark.parametrize("query", [18, 19])
+@pytest.mark.parametrize("tested", [variant("float16", 20, 33, 16, 16), variant("bfloat16", 20, 33, 16, 16)], ids=str)
+def test_a_result_that_is_not_written_is_found(tested, query):
+    """delta of one query, which the kernels of dq and of dk and dv read: there it is half of a pair of queries."""
     text = kernels_cu.source("flash_bwd_delta.cu")
     store = "params.delta[query] ="
     assert text.count(store) == 1
-    with planted("flash_bwd_delta.cu", text.replace(store, f"if (query != 19) {store}")):
+    with planted("flash_bwd_delta.cu", text.replace(store, f"if (query != {query}) {store}")):
         with ptxsim.sanitize() as report:
-            variant("float16", 20, 33, 16, 16).run()
-    assert {finding.kernel for finding in report.findings if finding.kind.startswith("uninitialised")} >= {
-        "flash_bwd_dq"
-    }
+            tested.run()
+    found = [finding for finding in report.findings if finding.kind == "uninitialised global memory"]
+    assert {finding.kernel for finding in found} == {"flash_bwd_dq", "flash_bwd_dkdv"}, str(report)
 
 
 def launched(tested):

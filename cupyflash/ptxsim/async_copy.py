@@ -19,6 +19,7 @@ class _Copy:
     group: object  # each lane's number of the group it belongs to: an int or an array
     target: tuple  # (flat array, elements)
     source: tuple | None  # the same; None writes zeros
+    ins: object
 
 
 class AsyncCopies:
@@ -67,7 +68,7 @@ class AsyncCopies:
         everyone = reads.all()
         if not everyone:
             zero = np.flatnonzero(~reads)
-            self.add(_of(lanes, zero), (view, index[zero]), None)
+            self.add(_of(lanes, zero), (view, index[zero]), None, ins)
         if reads.any():
             chosen = None if everyone else np.flatnonzero(reads)
             inner = sel if chosen is None else chosen if sel is None else sel[chosen]
@@ -77,15 +78,15 @@ class AsyncCopies:
                 who = lanes if chosen is None else _of(lanes, chosen)
                 if part is not None:
                     to, who = to[part], _of(who, part)
-                self.add(who, (view, to), (source, at))
+                self.add(who, (view, to), (source, at), ins)
 
     def issue_in_bytes(self, x, m, shared, global_, size, source_size, ins):
         for byte in range(size):
             read = np.where(source_size > byte, np.uint32(1), np.uint32(0))
             self.issue(x, m, shared + shared.dtype.type(byte), global_ + np.uint64(byte), 1, read, ins)
 
-    def add(self, lanes, target, source):
-        copy = _Copy(lanes, self.committed_by(lanes), target, source)
+    def add(self, lanes, target, source, ins):
+        copy = _Copy(lanes, self.committed_by(lanes), target, source, ins)
         if self.random is not None and self.random.random() < 0.5:
             self.perform(copy, slice(None))
         else:
@@ -124,7 +125,7 @@ class AsyncCopies:
                 group = copy.group if isinstance(copy.group, int) else copy.group[rest]
                 target = (copy.target[0], copy.target[1][rest])
                 source = copy.source and (copy.source[0], copy.source[1][rest])
-                still.append(_Copy(lanes[rest], group, target, source))
+                still.append(_Copy(lanes[rest], group, target, source, copy.ins))
             else:
                 still.append(copy)
         self.pending = still
@@ -139,7 +140,7 @@ class AsyncCopies:
         to, at = to[which], None if source is None else np.broadcast_to(at, to.shape)[which]
         view[to] = 0 if source is None else source[at]
         for observer in self.observers:
-            observer.copied(view, to, source, at)
+            observer.copied(view, to, source, at, copy.ins)
 
 
 def _pick(a, sel):

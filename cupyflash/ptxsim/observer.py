@@ -62,8 +62,9 @@ class Observer:
     def copy(self, x, m, address, size, shared, amount, ins):
         """cp.async from global `address` to `shared`; `amount`: bytes that are read, None for all."""
 
-    def copied(self, view, to, source, at):
-        """Copies have been done: to the elements `to` of `view` from those `at` of `source` (None: zeros)."""
+    def copied(self, view, to, source, at, ins):
+        """Copies have been done: to the elements `to` of `view` from those `at` of `source` (None: zeros); `ins`: the
+        cp.async."""
 
     def commit(self, x, m, ins):
         """cp.async.commit_group."""

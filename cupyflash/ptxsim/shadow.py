@@ -1,8 +1,8 @@
 """Which registers hold no defined value: what translated code of a sanitized program says about that.
 
 Every register that can be undefined at all has a second local in translated code, its shadow: None while all lanes
-are defined, else an array over lanes of origin numbers (sanitizer/undefined.py), 0 for defined lanes. Undefined values
-may be moved, computed with and selected away; it is their use that is a fault.
+are defined, else an array over lanes (sanitizer/halves.py), 0 for defined lanes. Undefined values may be moved,
+computed with and selected away; it is their use that is a fault.
 """
 
 from .flow import results, sources
@@ -13,6 +13,7 @@ from .syntax import SINK, Literal, Memory, Not, Pair, Register
 
 DEFINED = "None"
 _SOURCES = ("ld", "ldu", "atom", "ldmatrix", "shfl")
+_MIXES = {"prmt", "and", "lop3", "shl", "shr", "shf", "bfe", "bfi"}  # may drop the half that is undefined
 
 
 def may_be_undefined(program):
@@ -55,6 +56,8 @@ class Shadow:
             operand = operand.address.base
         if isinstance(operand, tuple):
             parts = [self.of(o) for o in operand]
+            if len(parts) == 1:
+                return parts[0]
             return DEFINED if DEFINED in parts else self.let(f"U.all_of({', '.join(parts)})")
         if not isinstance(operand, Register) or operand.index not in self.possible:
             return DEFINED
@@ -96,6 +99,8 @@ class Shadow:
         if found is None:
             shadow = self.merge([self.of(o) for o in i.operands[1:]])
             found = [(register, shadow) for register in results(i)]
+        if i.opcode in _MIXES:
+            found = [(r, u if u == DEFINED else f"U.whole({u})") for r, u in found]
         return found, self.t.guard
 
     def end(self, after):
@@ -296,12 +301,37 @@ class Shadow:
         return [(r, shadow) for r in results(i)]
 
     def do_mov(self, i, types):
-        """Vectors are taken apart as a whole; a whole is undefined if all of its parts are."""
-        return [(r, self.of(i.operands[1])) for r in results(i)]
+        d, a = i.operands
+        if isinstance(a, tuple):
+            middle = len(a) // 2
+            low, high = a[:middle], a[middle:]
+            if self.is_float32(d) and all(isinstance(o, Literal) for o in low):  # a bfloat16 becomes a float32
+                return [(d, self.of(high))]
+            return [(d, self.pair(self.of(low), self.of(high)))]
+        shadow = self.of(a)
+        if not isinstance(d, tuple) or shadow == DEFINED:
+            return [(r, shadow) for r in results(i)]
+        return [(r, f"U.half({shadow}, {2 * n // len(d)})") for n, r in enumerate(d)]
 
     def do_cvt(self, i, types):
         d, *values = i.operands
-        return [(d, self.of(tuple(values) if len(values) > 1 else values[0]))]
+        shadows = [self.of(v) for v in values]
+        return [(d, shadows[0] if len(values) == 1 else self.pair(*reversed(shadows)))]
+
+    def pair(self, low, high):
+        """The shadow of what is packed from two halves."""
+        if {low, high} == {DEFINED}:
+            return DEFINED
+        defined = " and ".join(f"{u} is None" for u in sorted({low, high} - {DEFINED}))
+        return self.let(f"None if {defined} else U.pair({low}, {high})")
+
+    def is_float32(self, register):
+        """Whether any instruction of the kernel takes a register for a float32."""
+        memo = self.t.program.memo
+        if "float32" not in memo:
+            code = self.t.program.function.code
+            memo["float32"] = {r.index for i in code if "f32" in i.modifiers for r in sources(i)}
+        return register.index in memo["float32"]
 
     def do_lop3(self, i, types):
         d, *abc, _ = i.operands

@@ -8,7 +8,7 @@ import pytest
 from cupyflash import ptxsim
 
 from .kernels import SCHEDULES, launch, schedule_name
-from .sanitized import check, findings
+from .sanitized import check, findings, line
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
 
@@ -204,12 +204,12 @@ def test_a_copy_of_an_undefined_value_is_undefined():
       int t = threadIdx.x;
       if (t < n) box[t] = make_int4(t, t, t, t);
       __syncwarp();
-      box[32 + t] = box[t];  // moves
+      box[32 + t] = box[t];  // fault
       __syncwarp();
-      out[t] = box[63 - t].y;  // fault
+      out[t] = box[63 - t].y;  // use
     }"""
-    found = check(findings(source, 1, 32, np.zeros(32, np.int32), np.int32(31)), source, "uninitialised shared memory")
-    assert found.count == 1
+    found = findings(source, 1, 32, np.zeros(32, np.int32), np.int32(31))
+    assert check(found, source, "uninitialised shared memory", other="use").count == 1
 
 
 @every_schedule
@@ -229,10 +229,62 @@ def test_memory_that_was_written_is_undefined_again_with_an_undefined_value(sett
     x, out = ptxsim.empty(64, np.int32), np.zeros(64, np.int32)
     x[:40] = 0
     found = findings(source, 1, 64, x, out, **settings)
-    (finding,) = found
-    assert finding.kind == "uninitialised shared memory" and finding.count == 24
+    assert check(found, source, "uninitialised global memory").count == 24
     x[40:] = 0
     assert not findings(source, 1, 64, x, out, **settings)
+
+
+WAYS = {
+    "shared": "volatile __shared__ int box[64]; box[t] = v; __syncthreads(); v = box[63 - t];",
+    "local": "volatile int own[4]; own[t & 3] = v; v = own[t & 3];",
+    "shared, then local": """
+      volatile __shared__ int box[64]; box[t] = v; __syncthreads(); volatile int own[4]; own[t & 3] = box[t];
+      v = own[t & 3];""",
+    "an exchange": "__shared__ int box[64]; box[t] = 0; __syncthreads(); atomicExch(box + t, 1); v ^= box[t];",
+    "a matrix": """
+      __shared__ __align__(16) int box[64]; box[t] = v; __syncthreads();
+      asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+        : "=r"(v) : "r"((unsigned)__cvta_generic_to_shared(box + t % 8 * 4 + t / 32 * 32)) : "memory");""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_an_undefined_value_keeps_its_origin(way):
+    """Wherever it has been stored meanwhile, the finding tells which memory nobody had written."""
+    source = """
+    extern "C" __global__ void kept(const int* x, int* out) {
+      int t = threadIdx.x;
+      int v = x[t];  // fault
+      WAY
+      out[t] = v;  // use
+    }""".replace("WAY", way)
+    x = ptxsim.empty(64, np.int32)
+    x[:60] = 1
+    found = check(
+        findings(source, 1, 64, x, np.zeros(64, np.int32)), source, "uninitialised global memory", other="use"
+    )
+    assert found.count == 4 and "global memory that nothing has written" in found.message
+    x[60:] = 1
+    assert not findings(source, 1, 64, x, np.zeros(64, np.int32))
+
+
+def test_many_origins():
+    """There are numbers for some 250 of them; the values of further ones are found where they are used."""
+    source = """
+    extern "C" __global__ void many(const int* x, int* out) {
+      volatile int own[2];
+      #pragma unroll
+      for (int k = 0; k < 300; ++k) {
+        own[0] = x[k];  // fault
+        out[k] = own[0];  // use
+      }
+    }"""
+    found = findings(source, 1, 32, ptxsim.empty(300, np.int32), np.zeros(300, np.int32))
+    assert {f.kind: f.where for f in found} == {
+        "uninitialised global memory": line(source, "fault"),
+        "uninitialised value": line(source, "use"),
+    }
+    assert sum(f.count for f in found) == 300 * 32
 
 
 DIVERGENT = """
@@ -399,12 +451,130 @@ def test_a_product_is_undefined_in_the_rows_and_columns_of_undefined_operands(ro
         assert sum(f.count for f in found) == (columns if mark == "left" else rows)
 
 
+PAIR = """
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+extern "C" __global__ void pair(const TYPE* x, float* out, int n) {
+  __shared__ __align__(16) TYPE box[8 * 8];
+  int t = threadIdx.x;
+  unsigned r = 0, one = sizeof(TYPE) == 2 ? 0x3c003c00 : 0;
+  TYPE2 v;
+  v.x = t / 4 < n || t % 4 > 0 ? x[2 * t] : TYPE(1);  // even
+  v.y = x[2 * t + 1];  // odd
+  MAKE
+  float d[4] = {};
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.KIND.KIND.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(r), "r"(r), "r"(one));
+  if (t / 4 < n) out[t] = d[0];
+}"""
+PAIRS = {
+    "packed": "r = *(unsigned*)&v;",
+    "computed": "TYPE2 w = __floats2TYPE2_rn(2 * (float)v.x, 2 * (float)v.y); r = *(unsigned*)&w;",
+    "computed in pairs": "v = __hfma2(v, v, v); r = *(unsigned*)&v;",
+    "stored": "*(TYPE2*)(box + 2 * t) = v; __syncwarp(); r = *(volatile unsigned*)(box + 2 * t);",
+    "stored in halves": """
+      box[2 * t] = v.x; box[2 * t + 1] = v.y; __syncwarp(); r = *(volatile unsigned*)(box + 2 * t);""",
+    "a matrix": """
+      *(TYPE2*)(box + 2 * t) = v; __syncwarp();
+      asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+        : "=r"(r) : "r"((unsigned)__cvta_generic_to_shared(box + t % 8 * 8)) : "memory");""",
+    "a transposed matrix": """
+      for (int k = 0; k < 2; ++k) box[(2 * (t % 4) + k) * 8 + t / 4] = k ? v.y : v.x;
+      __syncwarp();
+      asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+        : "=r"(r) : "r"((unsigned)__cvta_generic_to_shared(box + t % 8 * 8)) : "memory");""",
+}
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("make", PAIRS.values(), ids=PAIRS)
+def test_half_of_an_operand_of_mma(make, kind):
+    """One undefined element of a row of A makes that row of the result undefined, be it in the low or the high half."""
+    type_ = {"f16": "half", "bf16": "bfloat16"}[kind]
+    source = PAIR.replace("MAKE", make).replace("KIND", kind).replace("TYPE2_rn", f"{type_}2_rn")
+    source = source.replace("TYPE", {"f16": "half", "bf16": "__nv_bfloat16"}[kind])
+
+    def run(undefined, n):
+        x = ptxsim.empty(64, np.float16)
+        x[[k for k in range(64) if k not in undefined]] = 1
+        return findings(source, 1, 32, x, ptxsim.empty(32, np.float32), np.int32(n))
+
+    assert not run([], 8)
+    for place, mark in ((8 * 5 + 2, "even"), (8 * 5 + 7, "odd")):
+        found = run([place], 8)
+        assert {f.kind for f in found} == {"uninitialised global memory"}, place
+        assert {f.where for f in found} == {line(source, mark)}
+        assert sum(f.count for f in found) == 4, "of the row only"
+        assert not run([place], 5), "the row is not stored"
+
+
+CLEAN_PAIRS = {
+    "the defined half": "out[t] = __low2float(v);",
+    "the undefined half is replaced": "v.y = half(2); out[t] = __low2float(v) + __high2float(v);",
+    "shifted out": "out[t] = (*(unsigned*)&v << 16) > 5;",
+    "a copy of the whole": "((half2*)out)[t] = v;",
+    "swapped and taken apart": "out[t] = __high2float(__lowhigh2highlow(v));",
+    **{
+        instruction: f"""
+      unsigned r; asm volatile("{instruction};" : "=r"(r) : "r"(*(unsigned*)&v));
+      half2 w = *(half2*)&r; out[t] = __high2float(w);"""
+        for instruction in ("prmt.b32 %0, %1, %1, 0x1010", "shl.b32 %0, %1, 16", "and.b32 %0, %1, 0xffff")
+    },
+    "through shared memory": """
+      __shared__ half2 box[32]; box[t] = v; __syncwarp(); out[t] = __half2float(((volatile half*)box)[2 * t]);""",
+}
+
+
+@pytest.mark.parametrize("code", CLEAN_PAIRS.values(), ids=CLEAN_PAIRS)
+def test_pairs_whose_undefined_half_does_not_matter(code):
+    source = f"""
+    #include <cuda_fp16.h>
+    extern "C" __global__ void half_defined(const half* x, float* out) {{
+      int t = threadIdx.x;
+      half2 v = __halves2half2(x[2 * t], x[2 * t + 1]);
+      {code}
+    }}"""
+    x = ptxsim.empty((32, 2), np.float16)
+    x[:, 0] = 1
+    assert not findings(source, 1, 32, x, np.zeros(32, np.float32))
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_an_undefined_half_that_is_taken_out(half):
+    source = f"""
+    #include <cuda_fp16.h>
+    extern "C" __global__ void taken(const half* x, float* out) {{
+      __shared__ half2 box[32];
+      int t = threadIdx.x;
+      box[t] = __halves2half2(x[2 * t], x[2 * t + 1]);  // fault
+      __syncwarp();
+      out[t] = __{("low", "high")[half]}2float(box[31 - t]);
+    }}"""
+    x = ptxsim.empty((32, 2), np.float16)
+    x[:, 1 - half] = 1
+    assert (
+        check(findings(source, 1, 32, x, np.zeros(32, np.float32)), source, "uninitialised global memory").count == 32
+    )
+
+
+def test_bfloat16_that_becomes_float32():
+    source = """
+    #include <cuda_bf16.h>
+    extern "C" __global__ void wider(const __nv_bfloat16* x, float* out) {
+      out[threadIdx.x] = 2 * __bfloat162float(x[threadIdx.x]);  // fault
+    }"""
+    for arch in ("sm_75", "sm_80"):
+        found = findings(source, 1, 32, ptxsim.empty(32, np.float16), np.zeros(32, np.float32), arch=arch)
+        assert check(found, source, "uninitialised global memory").count == 32
+
+
 COPY = """
 extern "C" __global__ void copy(const uint4* x, unsigned* out, int n) {{
   __shared__ uint4 tile[32];
   int t = threadIdx.x;
   unsigned to = (unsigned)__cvta_generic_to_shared(tile + t);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(x + t), "r"(t < n ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // copy
+    :: "r"(to), "l"(x + t), "r"(t < n ? 16 : 0) : "memory");
   {wait}
   __syncwarp();
   out[t] = tile[31 - t].z;  // fault
@@ -419,7 +589,8 @@ def test_asynchronous_copies_write_their_target(settings):
     x[:30] = 7
     assert not findings(source, 1, 32, x, out, np.int32(30), **settings), "what is filled with zeros is written"
     assert out.tolist() == [0, 0, *[7] * 30]
-    found = check(findings(source, 1, 32, x, out, np.int32(31), **settings), source, "uninitialised shared memory")
+    found = findings(source, 1, 32, x, out, np.int32(31), **settings)
+    found = check(found, source, "uninitialised global memory", "copy", other="fault")
     assert found.count == 1 and "thread (1, 0, 0)" in found.message
 
 

@@ -84,8 +84,10 @@ def sanitize(*, halt=False):
 
     An uninitialised value is followed until something depends on it: an address, a predicate, an operand of an
     atomic, a store to global memory. It may be copied, shuffled, computed with and selected away before that, as tails
-    and padding are; of an mma, the rows and columns that it meets are undefined. Shared and local memory begin
-    undefined, and so do arrays of `ptxsim.empty`; a register or a word counts as undefined if all of its bytes are.
+    and padding are; of an mma, the rows and columns that it meets are undefined. The finding names the memory that it
+    came from and the line that first read it there, through whatever shared or local memory it has gone since. Shared
+    and local memory begin undefined, and so do arrays of `ptxsim.empty`. What is used counts as undefined if all of
+    its bytes are, for structures have padding; of an operand of an mma, each 16-bit half counts.
     Where the compiler has chosen a value for an undefined variable, as NVRTC often does, nothing is left to be seen.
     What a shuffle reads of a lane that has left, or is not in the member mask, is undefined as well ("inactive lane").
 

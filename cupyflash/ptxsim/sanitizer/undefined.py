@@ -1,10 +1,10 @@
 """Uninitialised reads: values that nobody has written, followed until something depends on them.
 
 A shadow byte stands for each byte of shared and local memory, and of those arrays of `ptxsim.empty` that a launch
-touches: 1 while it has not been written. A register is undefined if every byte that it holds is. Undefined values may
-be copied, computed with and selected away, as padding and tails are; using one as an address, a predicate, an operand
-of an atomic or a result in global memory is a finding. Shadows of registers are None or arrays of origins: numbers of
-the place where the undefined value came from, 0 for lanes that are defined.
+touches: where its undefined value came from, which may be another memory. Shadows of registers tell the same of their
+halves (halves.py). Undefined values may be copied, computed with and selected away, as padding and tails are; using
+one as an address, a predicate, an operand of an atomic or a result in global memory is a finding. Used is what is
+undefined in all of its bytes, but for operands of mma, each half of which counts.
 """
 
 import numpy as np
@@ -16,9 +16,7 @@ from ..observer import Observer
 from ..tensor_core import transposed
 from ..warp import absent_sources, bits_of_warps, shuffle_source
 from .fresh import unwritten_bytes
-
-_UNWRITTEN = {size: int.from_bytes(bytes([1] * size), "little") for size in (1, 2, 4, 8)}
-_NONE = np.uint16(0)
+from .halves import LAST, NONE, UNWRITTEN, WHOLE, grown, half, of_bytes, or_none, pair, tiles, to_bytes, whole
 
 
 class Undefined(Observer):
@@ -27,7 +25,8 @@ class Undefined(Observer):
     def __init__(self, checker):
         self.checker = checker
         checker.undefined = self
-        self.origins = [None]  # number -> (kind of memory, instruction that read it, what it is)
+        # number -> (kind of memory, instruction that read it, what it is); 0 and UNWRITTEN number none
+        self.origins = [None, None]
         self.numbers = {}
         self.tracked = {}  # id of a view of memory -> its shadow
         for segment in checker.launch.global_.segments:
@@ -52,7 +51,7 @@ class Undefined(Observer):
         for index in bits(program.blocks[0].live_in):
             name = program.function.registers[index].name
             number = self.number(("uninitialised register", index), None, f"register {name}, which was given no value")
-            self.kept[index] = np.full(1, number, np.uint16)
+            self.kept[index] = np.full(1, number | WHOLE, np.uint16)
 
     def barrier(self, lanes, chunk, ending):
         """At the first, second, fourth, ... barrier see whether all of shared memory has been written."""
@@ -70,19 +69,22 @@ class Undefined(Observer):
     def number(self, key, ins, what):
         """The number of an origin, which is the same for equal keys."""
         if key not in self.numbers:
-            self.numbers[key] = len(self.origins)
-            self.origins.append((key[0], ins, what))
+            self.numbers[key] = min(len(self.origins), LAST)
+            if len(self.origins) < LAST:
+                self.origins.append((key[0], ins, what))
+            elif len(self.origins) == LAST:  # it stands for all further ones
+                self.origins.append(("uninitialised value", None, "one of many uninitialised values"))
         return self.numbers[key]
 
     def memory_read(self, name, ins):
         return self.number((f"uninitialised {name} memory", ins), ins, f"{name} memory that nothing has written")
 
     def use(self, x, m, shadow, ins, what):
-        """Something depends on the lanes whose shadow is not 0."""
-        bad = np.broadcast_to(shadow != 0 if m is None else (shadow != 0) & m, x.n)
+        """Something depends on the lanes of a shadow that are undefined as a whole."""
+        bad = np.broadcast_to(shadow >= WHOLE if m is None else (shadow >= WHOLE) & m, x.n)
         if not bad.any():
             return
-        numbers = np.where(bad, shadow, _NONE)
+        numbers = np.where(bad, shadow & np.uint16(LAST), NONE)
         for number in np.unique(numbers[bad]):
             lanes = numbers == number
             kind, read, origin = self.origins[number]
@@ -109,8 +111,8 @@ class Undefined(Observer):
             if whole:
                 new = shadow
             else:
-                new = np.array(np.broadcast_to(_NONE if old is None else old, self.chunk.n))
-                new[x.positions()] = x.of_active(_NONE if shadow is None else shadow)
+                new = np.array(np.broadcast_to(NONE if old is None else old, self.chunk.n))
+                new[x.positions()] = x.of_active(NONE if shadow is None else shadow)
             if new is None or not new.any():
                 self.kept.pop(index, None)
             else:
@@ -119,26 +121,29 @@ class Undefined(Observer):
     def either(self, a, b):
         return np.maximum(a, b)
 
+    whole, half, pair = staticmethod(whole), staticmethod(half), staticmethod(pair)
+
     def all_of(self, *shadows):
         """What is put together from parts is undefined if all of them are."""
         if any(u is None for u in shadows):
             return None
-        return _or_none(np.where(np.logical_and.reduce(np.broadcast_arrays(*shadows)), shadows[0], _NONE))
+        undefined = [u >= WHOLE for u in np.broadcast_arrays(*shadows)]
+        return or_none(np.where(np.logical_and.reduce(undefined), shadows[0], NONE))
 
     def chosen(self, p, a, b):
         """The shadow of `p ? a : b`."""
         if a is None and b is None:
             return None
-        return _or_none(np.where(p, _NONE if a is None else a, _NONE if b is None else b))
+        return or_none(np.where(p, NONE if a is None else a, NONE if b is None else b))
 
     def undecided(self, a, a_decides, b, b_decides):
         """The shadow of an and (or): one false (true) operand that is defined decides it."""
         if a is None and b is None:
             return None
-        a_decides = a_decides if a is None else (a == 0) & a_decides
-        b_decides = b_decides if b is None else (b == 0) & b_decides
+        a_decides = a_decides if a is None else (a < WHOLE) & a_decides
+        b_decides = b_decides if b is None else (b < WHOLE) & b_decides
         known = a if b is None else b if a is None else np.maximum(a, b)
-        return _or_none(np.where(a_decides | b_decides, _NONE, known))
+        return or_none(np.where(a_decides | b_decides, NONE, known))
 
     # -- memory --------------------------------------------------------------------------------------
     def read(self, x, m, space, address, size, count, ins):
@@ -151,21 +156,21 @@ class Undefined(Observer):
             if shadow is None:
                 continue
             columns = place.size // size
-            unwritten = shadow.take(place.index).view(f"u{size}").reshape(-1, columns) == _UNWRITTEN[size]
-            if unwritten.any():
+            words = shadow.take(place.index).view(f"u{size}").reshape(-1, columns)
+            if words.any():
                 if origin is None:
                     origin = np.zeros((x.n, count), np.uint16)
                 first = place.offset // size
-                number = np.uint16(self.memory_read(self.own.get(id(place.view), "global"), ins))
+                number = self.memory_read(self.own.get(id(place.view), "global"), ins)
                 lanes = slice(None) if place.sel is None else place.sel
-                origin[lanes, first : first + columns] = np.where(unwritten, number, _NONE)
+                origin[lanes, first : first + columns] = of_bytes(words, size, number)
         if origin is None:
             return None
-        columns = tuple(_or_none(np.ascontiguousarray(column)) for column in origin.T)
+        columns = tuple(or_none(np.ascontiguousarray(column)) for column in origin.T)
         return columns[0] if count == 1 else columns
 
     def write(self, x, m, space, address, size, shadows, ins):
-        """Undefined values make the bytes of shared and local memory unwritten again; globally they are used."""
+        """Undefined values make bytes of shared and local memory undefined again; globally they are used."""
         defined = all(u is None for u in shadows)
         if defined and space in self.quiet:
             return
@@ -173,7 +178,7 @@ class Undefined(Observer):
             shadow = self.shadows.get(id(place.view))
             among = shadows[place.offset // size :][: place.size // size]
             if not defined and id(place.view) in self.own:
-                values = _bytes_of(x, among, size).view(shadow.dtype).reshape(-1)
+                values = to_bytes(x, among, size).view(shadow.dtype).reshape(-1)
                 values = values if place.sel is None else values[place.sel]
                 shadow[place.index] = values[-1:] if place.index.size == 1 else values
                 self.quiet -= {self.own[id(place.view)], "generic"}
@@ -207,11 +212,9 @@ class Undefined(Observer):
         index = np.broadcast_to(place.index, place.lanes.shape)
         words = _rows(self.shadows[id(place.view)].take(index).view(np.uint32), count)
         words = (transposed(words) if trans else words).reshape(count, -1)
-        unwritten = words == _UNWRITTEN[4]
-        if not unwritten.any():
+        if not words.any():
             return None
-        number = np.uint16(self.memory_read("shared", ins))
-        return tuple(_or_none(np.where(row, number, _NONE)) for row in unwritten)
+        return tuple(map(or_none, of_bytes(words, 4, self.memory_read("shared", ins))))
 
     def write_matrix(self, x, address, shadows, trans, ins):
         defined = all(u is None for u in shadows)
@@ -219,17 +222,19 @@ class Undefined(Observer):
             return
         count = len(shadows)
         (place,) = self.checker.locate_rows(x, address, count, True, ins)
-        words = _bytes_of(x, shadows, 4).T.reshape(count, -1, WARP)
+        words = to_bytes(x, shadows, 4).T.reshape(count, -1, WARP)
         words = (transposed(words) if trans else words).reshape(count, -1, 8, 4).swapaxes(0, 1)
         self.shadows[id(place.view)][place.index] = np.ascontiguousarray(words).view(place.view.dtype).reshape(-1)
         if not defined:
             self.quiet -= {"shared", "generic"}
 
-    def copied(self, view, to, source, at):
-        """A cp.async has happened; unwritten bytes stay so."""
+    def copied(self, view, to, source, at, ins):
+        """A cp.async has happened; undefined bytes stay so."""
         from_ = None if source is None else self.shadows.get(id(source))
-        if from_ is not None:
-            self.shadows[id(view)][to] = from_[at]
+        bytes_ = None if from_ is None else from_[at].view(np.uint8)
+        if bytes_ is not None and bytes_.any():
+            bytes_[bytes_ == UNWRITTEN] = self.memory_read("global", ins)
+            self.shadows[id(view)][to] = bytes_.view(from_.dtype)
             self.quiet -= {"shared", "generic"}
         elif "shared" not in self.quiet:
             self.shadows[id(view)][to] = 0
@@ -239,11 +244,11 @@ class Undefined(Observer):
         source, inside = shuffle_source(x, mode, b, c)
         absent = absent_sources(x, m, source, inside, members)
         if shadow is not None and shadow.size > 1:
-            shadow = _or_none(shadow.take(source))
+            shadow = or_none(shadow.take(source))
         if absent is None:
             return shadow
         number = self.number(("inactive lane", ins), ins, "a lane that takes no part")
-        return np.where(absent, np.uint16(number), _NONE if shadow is None else shadow)
+        return np.where(absent, number | WHOLE, NONE if shadow is None else shadow)
 
     def of_warps(self, x, m, shadow, members=None, decided=None):
         """What depends on all active lanes of a warp that `members` names, unless one that is defined decides it."""
@@ -252,27 +257,23 @@ class Undefined(Observer):
         shadow = np.broadcast_to(shadow, x.n)
         active = np.broadcast_to(True if m is None else m, x.n)
         members = np.uint32(0xFFFFFFFF) if members is None else members
-        depends = bits_of_warps(x, active & (shadow != 0)) & members != 0
+        depends = bits_of_warps(x, active & (shadow >= WHOLE)) & members != 0
         if decided is not None:
-            depends &= bits_of_warps(x, active & (shadow == 0) & decided) & members == 0
-        origin = np.where(active, shadow, _NONE).reshape(-1, WARP).max(1)
-        return _or_none(np.where(depends, np.repeat(origin, WARP), _NONE))
+            depends &= bits_of_warps(x, active & (shadow < WHOLE) & decided) & members == 0
+        origin = np.where(active, shadow, NONE).reshape(-1, WARP).max(1)
+        return or_none(np.where(depends, np.repeat(origin, WARP), NONE))
 
     def mma(self, x, a, b, c):
         """A row of the result depends on that row of A, a column on that column of B."""
-        rows = [_tiles(x, a[n::2]).max(2, keepdims=True) for n in (0, 1)]
-        columns = _tiles(x, b).max(2).reshape(-1, 1, 4, 2)
+        rows = [grown(tiles(x, a[n::2])).max(2, keepdims=True) for n in (0, 1)]
+        columns = grown(tiles(x, b)).max(2).reshape(-1, 1, 4, 2)
         results = []
         halves = len(c) == 2  # two accumulators of a row in one register
         for n, addend in enumerate(c):
             row, column = (rows[n], columns.max(-1)) if halves else (rows[n // 2], columns[..., n % 2])
-            tile = np.maximum(_tiles(x, (addend,)), np.maximum(row, column))
-            results.append(_or_none(tile.reshape(-1)))
+            tile = np.maximum(tiles(x, (addend,)), np.maximum(row, column))
+            results.append(or_none(tile.reshape(-1)))
         return tuple(results)
-
-
-def _or_none(shadow):
-    return shadow if shadow.any() else None
 
 
 def _shadows(views, unwritten):
@@ -283,21 +284,3 @@ def _shadows(views, unwritten):
 def _rows(words, count):
     """Words of rows in the order of lanes, 8 * count for each warp, as (count, warps, 8 * 4)."""
     return np.ascontiguousarray(words.reshape(-1, count, 8 * 4).swapaxes(0, 1))
-
-
-def _bytes_of(x, shadows, size):
-    """(lanes, values) shadow bytes, as unsigned integers of the values' size."""
-    values = np.zeros((x.n, len(shadows)), f"u{size}")
-    for n, u in enumerate(shadows):
-        if u is not None:
-            values[:, n] = np.where(u != 0, values.dtype.type(_UNWRITTEN[size]), values.dtype.type(0))
-    return values
-
-
-def _tiles(x, shadows):
-    """(warps, 8, 4) shadow of fragment registers together."""
-    together = np.zeros(x.n, np.uint16)
-    for u in shadows:
-        if u is not None:
-            together = np.maximum(together, u)
-    return together.reshape(-1, 8, 4)
