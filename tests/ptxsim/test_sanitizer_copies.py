@@ -138,3 +138,30 @@ def test_own_copies_need_no_barrier(settings):
     }"""
     )
     assert not findings(source, 1, 64, np.zeros(256, np.int32), poisoned(256, np.int32), **settings)
+
+
+@every_schedule
+@pytest.mark.parametrize("source_size", [16, 8, 0])
+@pytest.mark.parametrize("place", ["t", "t / 2", "t % 16", "0"])
+def test_copies_to_one_place_at_once(place, source_size, settings):
+    """By lanes of one warp. Equal ones are harmless, as equal stores are."""
+    source = f"""
+    extern "C" __global__ void one(const int4* x, int4* y) {{
+      __shared__ int4 s[32];
+      int t = threadIdx.x;
+      unsigned at = __cvta_generic_to_shared(&s[{place}]);
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // copy
+        :: "r"(at), "l"(x + t), "r"({source_size}) : "memory");
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncthreads();
+      y[t] = s[{place}];
+    }}"""
+    x, y = np.zeros((32, 4), np.int32), poisoned((32, 4), np.int32)
+    assert not findings(source, 1, 32, x, y, **settings)
+    x[:, 1], x[:, 3] = np.arange(32), 7 * np.arange(32)
+    expected = [("different values", line(source, "copy"))] if place != "t" else []
+    found = findings(source, 1, 32, x, y, **settings)
+    assert [(f.kind, f.where) for f in found] == (expected if source_size else [])
+    x[:, 1] = 0  # the second half differs, which not all of them read
+    found = findings(source, 1, 32, x, y, **settings)
+    assert [(f.kind, f.where) for f in found] == (expected if source_size == 16 else [])

@@ -60,6 +60,40 @@ def test_a_finding_names_both_threads_and_both_lines():
     assert finding.where in text and finding.other in text and str(report) == text
 
 
+@every_schedule
+@pytest.mark.parametrize(
+    "writer, sync, readers",
+    [
+        (31, "", "other threads"),
+        (30, "", "thread (31, 0, 0) of block (0, 0, 0) and others"),
+        (30, "__syncwarp();", "other threads"),
+        (40, "__syncwarp();", "thread (31, 0, 0) of block (0, 0, 0) and others"),
+    ],
+)
+def test_a_finding_names_no_reader_that_is_ordered(writer, sync, readers, settings):
+    """Of many readers one is remembered: where it is the writer itself, or ordered before it, the others race."""
+    source = f"""
+    extern "C" __global__ void readers(const int* x, int* y) {{
+      __shared__ int s[64];
+      int t = threadIdx.x;
+      s[t] = x[t];
+      __syncthreads();
+      int v = s[0];  // other
+      {sync}
+      if (t == {writer}) s[0] = v + 5;  // here
+      y[t] = v;
+    }}"""
+    found = findings(source, 1, 64, numbers(64), poisoned(64, np.int32), **settings)
+    assert found and {f.kind for f in found} <= {"shared race"}
+    assert {f.where for f in found} | {f.other for f in found} == {line(source, "here"), line(source, "other")}
+    writes = [f for f in found if f.where == line(source, "here")]
+    if settings["schedule"] == "lockstep":
+        assert len(writes) == 1
+        assert f"which {readers} read with nothing" in writes[0].message
+    for finding in writes:
+        assert f"which thread ({writer}, 0, 0) of" not in finding.message
+
+
 def test_halt_raises_the_first_finding():
     source = NEIGHBOUR.replace("FILLED", "").replace("READ", "__syncthreads();")
     with pytest.raises(ptxsim.SimulationError, match=r"shared race.*kernel\.cu"), ptxsim.sanitize(halt=True) as report:

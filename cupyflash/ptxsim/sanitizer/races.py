@@ -133,12 +133,14 @@ class Races(Observer):
 
     def copy(self, x, m, address, size, shared, amount, ins):
         reads = m if amount is None else amount > 0 if m is None else (amount > 0) & m
-        for place in self.checker.locate(x, reads, "global", address, size, False, ins):
+        sources = self.checker.locate(x, reads, "global", address, size, False, ins)
+        for place in sources:
             self.read(Access(self, x, self.shadows[id(place.view)], place, ins, PLAIN), ONE)
         target = in_shared(shared) if shared.dtype == np.uint64 else shared
         for place in self.checker.locate(x, m, "shared", target, size, True, ins):
             access = Access(self, x, self.shared, place, ins)
-            self.write(access, ONE, None)
+            if self.write(access, ONE, None):
+                self.compare_lanes(access, access.words(_copied(x, sources, amount, size)))
             self.copies.issue(access.lanes, access.index, size, ins)
 
     def commit(self, x, m, ins):
@@ -171,7 +173,8 @@ class Races(Observer):
         shadow.put(rows, access.index, stamps)
 
     def write(self, access, many, values):
-        """`values`: of the lanes of the access, where a store of equal ones is harmless."""
+        """`values`: of the lanes of the access, where a store of equal ones is harmless. Returns whether several lanes
+        write one word."""
         shadow, ins = access.shadow, access.ins
         read, readers = self.unordered(access, shadow.read, False)
         at, old = self.unordered(access, shadow.written, True)
@@ -190,15 +193,18 @@ class Races(Observer):
         self.report_races(access, read, readers)
         self.report_races(access, at, old)
         rows = access.rows(shadow.written)
+        several = False
         if access.kind == ATOMIC:
             rows[access.spread()] = stamps
-        elif shadow.put(rows, access.spread(), stamps) and values is not None:
-            if access.kind == PLAIN or shadow is self.shared:
+        else:
+            several = shadow.put(rows, access.spread(), stamps)
+            if several and values is not None and (access.kind == PLAIN or shadow is self.shared):
                 self.compare_lanes(access, access.words(values))
         if access.kind in (ATOMIC, VOLATILE):
             if not _RELEASE.isdisjoint(ins.modifiers):
                 self.order.fence(access.lanes, self.now)
             self.order.release(shadow, access.rows, access.index, access.lanes)
+        return several
 
     def unordered(self, access, table, written):
         """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps. A plain look
@@ -251,13 +257,15 @@ class Races(Observer):
     def report(self, kind, access, at, old):
         """One finding for each instruction that the access collides with."""
         sites = self.site_of(old)
+        alone = stamp(event_of(old), lane_of(old))
+        named = ~self.order.ordered(access.lanes[at[0]], alone, False)  # the thread that a stamp names is one of those
         for site in np.unique(sites):
             chosen = sites == site
             other = self.sites[site]
-            first = int(np.argmax(chosen))
+            first = int(np.argmax(chosen & named) if (chosen & named).any() else np.argmax(chosen))
             who, before = self.describe(access, at[0][first]), self.checker.describe(int(lane_of(old)[first]))
             if many_of(old)[first] != ONE:
-                before += " and others"
+                before = f"{before} and others" if named[first] else "other threads"
             now = _NOW.get(access.ins.opcode, "writes")
             then = _BEFORE.get(other.opcode, "wrote")
             place = access.address(at[0][first], at[1][first])
@@ -287,6 +295,17 @@ class Races(Observer):
 
 
 _NONE = np.empty(0, np.intp)
+
+
+def _copied(x, sources, amount, size):
+    """What lanes copy by cp.async from the Places of their sources: `size` bytes as a tuple of arrays."""
+    values = np.zeros((x.n, size), np.uint8)
+    for place in sources:
+        lanes = slice(None) if place.sel is None else place.sel
+        values[lanes] = place.view[place.index].view(np.uint8).reshape(-1, size)
+    if amount is not None:
+        values[np.arange(size) >= np.broadcast_to(amount, x.n)[:, None]] = 0
+    return tuple(np.ascontiguousarray(values.view(np.uint32).T))
 
 
 class Access:

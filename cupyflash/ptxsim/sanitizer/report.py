@@ -15,7 +15,7 @@ class Finding:
     kernel: str
     where: str  # file:line of the CUDA source
     message: str  # what happened there first, with thread and block
-    other: str | None = None  # file:line of the access it collides with
+    other: str | None = None  # file:line of the access it collides with; of several readers, of the last one
     count: int = 1
     calls: tuple = ()  # file:line of the calls that the code at `where` is inlined at, innermost first
     other_calls: tuple = ()
