@@ -208,9 +208,10 @@ class Simulator:
         source = _source.render(config.file, config.defines)
         module = _memoised(("ptxsim", self.arch, source), lambda: self._ptxsim.RawModule(code=source, options=OPTIONS))
         with self._ptxsim.device_memory(*launch.arrays):
-            module.get_function(config.name)(
-                (config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes
-            )
+            kernel = module.get_function(config.name)
+            if config.shared_bytes:
+                kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+            kernel((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
 
 
 class Gpu:

@@ -1,6 +1,6 @@
 """Run CUDA kernels on NumPy arrays: the PTX that NVRTC makes of them, executed without a GPU.
 
-The interface is that of `cupy.RawModule`, for any kernel:
+The interface is that of `cupy.RawModule` and `cupy.RawKernel`, for any kernel:
 
 >>> import numpy as np
 >>> source = '''
@@ -24,9 +24,10 @@ cupyflash.ptxsim.errors.MemoryFault: read of 4 bytes in global memory at 0x...; 
 
 from .compile import compile_ptx
 from .errors import CompileError, CompilerMissing, Deadlock, MemoryFault, SimulationError
+from .kernel import device_memory
 from .occupancy import occupancy
 from .profile import KernelProfile, profile
-from .rawmodule import RawModule, device_memory
+from .rawmodule import RawKernel, RawModule
 from .resources import resources
 from .sanitizer import Finding, Report, empty, sanitize
 from .settings import settings
@@ -38,6 +39,7 @@ __all__ = [
     "Finding",
     "KernelProfile",
     "MemoryFault",
+    "RawKernel",
     "RawModule",
     "Report",
     "SimulationError",

@@ -59,8 +59,7 @@ class _Inliner:
         callee = self.functions.get(name)
         if callee is None or name in stack:
             why = "recursion" if callee else "a function outside the module"
-            place = f"PTX line {instruction.line}, {instruction.where}"
-            raise NotImplementedError(f"{instruction} {name} ({place}): {why} is not supported")
+            raise NotImplementedError(f"{instruction} {name} ({instruction.place}): {why} is not supported")
         self.calls += 1
         suffix = f"@{self.calls}"
         after = f"return{suffix}"
@@ -104,8 +103,9 @@ def _call_operands(instruction, operands):
     """(result variables, callee's name, argument variables) of `(r), f, (a, b)`."""
     at = next((n for n, o in enumerate(operands) if isinstance(o, Label)), None)
     if at is None or len(operands) > at + 2:
-        place = f"PTX line {instruction.line}, {instruction.where}"
-        raise NotImplementedError(f"{instruction} ({place}): calls through function pointers are not supported")
+        raise NotImplementedError(
+            f"{instruction} ({instruction.place}): calls through function pointers are not supported"
+        )
     plain = lambda group: tuple(o.base if isinstance(o, Address) else o for o in group)  # noqa: E731
     results = plain(operands[0]) if at else ()
     arguments = plain(operands[at + 1]) if len(operands) > at + 1 else ()

@@ -338,18 +338,16 @@ def _complaint(instruction):
     return None if unknown is None else f"{instruction} with {unknown}"
 
 
-def check_support(function, arch):
-    """Raise NotImplementedError with every instruction of a kernel, one a line, that the simulator does
+def check_support(function, name, arch):
+    """Raise NotImplementedError, under the kernel's name, with every instruction, one a line, that the simulator does
     not know, or that the architecture does not have."""
     capability = int(arch[3:])
     unknown = [(i, text) for i in function.code if (text := _complaint(i))]
     if unknown:
-        lines = [f"  {text} (PTX line {i.line}{', ' + i.where if i.source else ''})" for i, text in unknown]
-        raise NotImplementedError(
-            "\n".join([f"{function.name}: the simulator does not know these instructions:", *lines])
-        )
+        lines = [f"  {text} ({i.place})" for i, text in unknown]
+        raise NotImplementedError("\n".join([f"{name}: the simulator does not know these instructions:", *lines]))
     since = {i: first_architecture(i) for i in function.code}
     early = [i for i in function.code if since[i] > capability]
     if early:
-        lines = [f"  {i} needs sm_{since[i]} (PTX line {i.line}, {i.where})" for i in early]
-        raise NotImplementedError("\n".join([f"{function.name}: {arch} does not have these instructions:", *lines]))
+        lines = [f"  {i} needs sm_{since[i]} ({i.place})" for i in early]
+        raise NotImplementedError("\n".join([f"{name}: {arch} does not have these instructions:", *lines]))

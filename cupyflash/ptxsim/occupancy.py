@@ -130,6 +130,11 @@ def occupancy(arch, threads, registers, shared_bytes=0, barriers=0):
     return Occupancy(arch, blocks, blocks * warps, sm.warps, limits)
 
 
+def most_threads(registers):
+    """The largest block, in threads, whose registers an SM has."""
+    return min(1024, 32 * _blocks_by_registers(registers, 1)) if registers else 1024
+
+
 def _blocks_by_registers(registers, warps):
     per_warp = _rounded(32 * registers, _REGISTER_UNIT)
     if registers > _REGISTERS_PER_THREAD:

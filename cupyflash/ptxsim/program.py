@@ -17,14 +17,14 @@ _SPECIAL_64 = {"gridid"}
 
 class Program:
     """One kernel of a loaded module. Translated code tells the counters of what it does if `profiled`, and
-    the checker if `sanitized`."""
+    the checker if `sanitized`. `name`: what users call it."""
 
-    def __init__(self, module, function, profiled, sanitized):
+    def __init__(self, module, name, function, profiled, sanitized):
         function = inline_calls(function, module.parsed.functions)
-        check_support(function, module.arch)
+        check_support(function, name, module.arch)
         self.module, self.function = module, function
         self.profiled, self.sanitized = profiled, sanitized
-        self.name = function.name
+        self.name = name
         self.communicates = communicates(function)
         self.blocks = basic_blocks(function)
         if not profiled and not sanitized:  # who watches hears of every instruction

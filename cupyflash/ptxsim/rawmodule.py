@@ -1,42 +1,16 @@
-"""RawModule: CUDA C++ source whose kernels run on NumPy arrays, with CuPy's signatures."""
+"""RawModule and RawKernel: CUDA C++ source whose kernels run on NumPy arrays, with CuPy's signatures."""
 
-import contextlib
-import contextvars
-import functools
-import numbers
+import re
 import threading
 
 import numpy as np
 
 from . import parse
 from .compile import compile_module
-from .launch import Launch
+from .kernel import Kernel
 from .memory import zeros_at
-from .profile import current_profile
 from .program import Program
-from .sanitizer import current_report
 from .settings import current
-
-_mapped = contextvars.ContextVar("ptxsim_mapped", default=())
-_MAX_GRID = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK = (1024, 1024, 64)
-
-
-@contextlib.contextmanager
-def device_memory(*arrays):
-    """Within the block, kernels may also touch these arrays, through pointers inside their arguments.
-
-    Arguments that are arrays themselves need no mention.
-    """
-    for array in arrays:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"device_memory: {type(array).__name__}, must be numpy.ndarray")
-        _check_byte_order("device_memory", array)
-    token = _mapped.set((*_mapped.get(), *arrays))
-    try:
-        yield
-    finally:
-        _mapped.reset(token)
 
 
 class RawModule:
@@ -49,23 +23,44 @@ class RawModule:
     code : str
         CUDA C++ source.
     options : tuple of str
-        NVRTC options; the ones that CuPy adds are added here too.
+        NVRTC options; the ones that CuPy adds are added here too, and its headers are found: see `compile_ptx`.
     name_expressions : sequence of str, optional
         Names of template instances, to be asked for by `get_function` in exactly this spelling.
+    path, backend, translate_cucomplex, enable_cooperative_groups, jitify
+        As `cupy.RawModule` has them, with CuPy's default only.
 
     Raises
     ------
     CompileError
         With NVRTC's log.
+    ValueError
+        For a choice of CuPy's that is not possible here, with the reason.
     """
 
-    def __init__(self, *, code, options=(), name_expressions=None):
+    __slots__ = ("_arch", "_loaded", "_lock", "code", "dynamic_limits", "name_expressions", "options")
+
+    def __init__(
+        self,
+        code=None,
+        *,
+        path=None,
+        options=(),
+        backend="nvrtc",
+        translate_cucomplex=False,
+        enable_cooperative_groups=False,
+        name_expressions=None,
+        jitify=None,
+    ):
+        if path is not None:
+            raise ValueError(f"path: {path!r}, cannot be loaded: only CUDA C++ runs here, given as code")
+        _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify)
         if not isinstance(code, str):
             raise TypeError(f"code: {type(code).__name__}, must be str")
         if not isinstance(options, tuple):
             raise TypeError(f"options: {type(options).__name__}, must be a tuple of str")
         self.code, self.options = code, options
         self.name_expressions = tuple(name_expressions or ())
+        self.dynamic_limits = {}  # kernel -> max_dynamic_shared_size_bytes that was set
         self._loaded = {}
         self._lock = threading.Lock()
         self._arch = current().arch
@@ -96,8 +91,8 @@ class RawModule:
 
     @property
     def kernels(self):
-        """Names of the kernels in this module, as compiled."""
-        return [f.name for f in self._load(self._arch).parsed.functions.values() if f.entry]
+        """Names of the kernels in this module, template instances by their name expressions."""
+        return self._load(self._arch).kernels
 
     def _load(self, arch):
         with self._lock:
@@ -105,6 +100,21 @@ class RawModule:
                 ptx, lowered = compile_module(self.code, self.options, arch, self.name_expressions)
                 self._loaded[arch] = LoadedModule(self, parse.parse(ptx), lowered, arch)
             return self._loaded[arch]
+
+
+def _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify):
+    """Refuse what CuPy can and the simulator cannot."""
+    if backend != "nvrtc":
+        raise ValueError(f"backend: {backend!r}, must be 'nvrtc', which needs neither nvcc nor a host compiler")
+    if translate_cucomplex:
+        raise ValueError("translate_cucomplex: must be False; <cupy/complex.cuh> has the functions under its own names")
+    if enable_cooperative_groups:
+        raise ValueError(
+            "enable_cooperative_groups: must be False, a grid cannot be synchronised here; groups within a block need "
+            "no such choice"
+        )
+    if jitify:
+        raise ValueError("jitify: must be False; CUB, Thrust and libcu++ are found without it")
 
 
 class LoadedModule:
@@ -119,6 +129,12 @@ class LoadedModule:
                 array[: variable.size] = np.frombuffer(variable.data, np.uint8) if variable.data else 0
                 self.addresses[variable.name] = array.ctypes.data
         self.programs = {}
+        self.titles = {name: expression for expression, name in lowered.items()}
+
+    @property
+    def kernels(self):
+        """Names of the kernels, template instances by their name expressions."""
+        return [self.titles.get(f.name, f.name) for f in self.parsed.functions.values() if f.entry]
 
     def program(self, name, profiled=False, sanitized=False):
         """The executable form of a kernel, with or without counters and checks."""
@@ -126,97 +142,46 @@ class LoadedModule:
         if key not in self.programs:
             function = self.parsed.functions.get(self.lowered.get(name, name))
             if function is None or not function.entry:
-                known = ", ".join(f.name for f in self.parsed.functions.values() if f.entry)
-                raise ValueError(f"no kernel {name!r} in this module; it has {known or 'none'}")
-            self.programs[key] = Program(self, function, profiled, sanitized)
+                known = ", ".join(self.kernels) or "none"
+                raise ValueError(f"no kernel {name!r} in this module; it has {known}{self.hint(name)}")
+            title = self.titles.get(function.name, function.name)
+            self.programs[key] = Program(self, title, function, profiled, sanitized)
         return self.programs[key]
 
+    def hint(self, name):
+        """How a function that the source has becomes a kernel of the module."""
+        if any(known.startswith(f"{name}<") for known in self.titles.values()):
+            return ""
+        if not re.search(rf"\b{re.escape(name)}\b", self.raw.code):
+            return ""
+        return f'; a C++ function needs extern "C" or name_expressions=({name!r},), a template such as {name}<float>'
 
-class Kernel:
-    """One kernel of a module. Call it as `kernel(grid, block, args, shared_mem=0)`.
 
-    Arguments follow `cupy.RawKernel`: an array passes the address of its element [0, ..., 0], an int
-    passes 8 bytes, a float a double, a complex two, a bool one byte, a NumPy scalar (structured ones too) its own
-    bytes, None a null pointer. Unlike CuPy's, number and sizes are checked against the kernel.
+class RawKernel(Kernel):
+    """One kernel from its own source: `RawModule(code=code, options=options).get_function(name)`.
+
+    The choices are those of `cupy.RawKernel`, and refused as `RawModule` refuses them.
+
+    >>> kernel = RawKernel('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }', "twice")
+    >>> x = np.arange(4, dtype=np.float32)
+    >>> kernel((1,), (4,), (x,))
+    >>> x
+    array([0., 2., 4., 6.], dtype=float32)
     """
 
-    def __init__(self, module, name):
-        self.module, self.name = module, name
+    __slots__ = ()
 
-    def __call__(self, grid, block, args, *, shared_mem=0):
-        grid, block = _triple("grid", grid, _MAX_GRID), _triple("block", block, _MAX_BLOCK)
-        threads = block[0] * block[1] * block[2]
-        if threads > 1024:
-            raise ValueError(f"block: {block} has {threads} threads, at most 1024 are possible")
-        profile, report = current_profile(), current_report()
-        program = self.module._load(current().arch).program(self.name, profile is not None, report is not None)
-        required = program.function.attributes.get("maxntid") or program.function.attributes.get("reqntid")
-        if required and threads > functools.reduce(lambda a, b: a * b, required):
-            raise ValueError(f"block: {block} has {threads} threads, {self.name} is compiled for at most {required}")
-        if isinstance(shared_mem, bool) or not isinstance(shared_mem, numbers.Integral) or shared_mem < 0:
-            raise ValueError(f"shared_mem: {shared_mem!r}, must be a non-negative integer")
-        used, limit = program.shared_bytes + int(shared_mem), current().shared_limit
-        if used > limit:
-            raise ValueError(f"shared_mem: {used} bytes with the static ones, {current().arch} has {limit} per block")
-        parameters = _packed(program, args)
-        arrays = {f"args[{i}]": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
-        arrays |= {f"device_memory array {i}": a for i, a in enumerate(_mapped.get())}
-        with np.errstate(all="ignore"):
-            Launch(program, grid, block, parameters, arrays, used, profile, report).run()
-
-
-def _triple(name, value, limits):
-    values = (value,) if isinstance(value, numbers.Integral) else tuple(value)
-    if not 1 <= len(values) <= 3 or not all(
-        isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values
+    def __init__(
+        self,
+        code,
+        name,
+        options=(),
+        backend="nvrtc",
+        translate_cucomplex=False,
+        *,
+        enable_cooperative_groups=False,
+        jitify=None,
     ):
-        raise ValueError(f"{name}: {value!r}, must be 1 to 3 integers")
-    values = tuple(int(v) for v in values) + (1,) * (3 - len(values))
-    for v, limit in zip(values, limits, strict=True):
-        if not 1 <= v <= limit:
-            raise ValueError(f"{name}: {value!r}, each must be from 1 to {limits}")
-    return values
-
-
-def _packed(program, args):
-    """The parameter block, checked against the kernel's declaration."""
-    parameters = program.function.parameters
-    if not isinstance(args, tuple | list):
-        raise TypeError(f"args: {type(args).__name__}, must be a tuple")
-    if len(args) != len(parameters):
-        raise ValueError(f"args: {len(args)} arguments, {program.name} takes {len(parameters)}")
-    data = bytearray(program.parameter_bytes)
-    for number, (value, parameter) in enumerate(zip(args, parameters, strict=True)):
-        bits = _bytes_of(number, value)
-        if len(bits) != parameter.size:
-            wanted = f"{program.name} takes {parameter.size} there"
-            raise TypeError(f"args[{number}]: {type(value).__name__} has {len(bits)} bytes, {wanted}")
-        data[parameter.offset : parameter.offset + parameter.size] = bits
-    return bytes(data)
-
-
-def _check_byte_order(name, value):
-    if not value.dtype.isnative:
-        raise TypeError(f"{name}: dtype {value.dtype} is not in this machine's byte order")
-
-
-def _bytes_of(number, value):
-    if isinstance(value, np.ndarray | np.generic):
-        _check_byte_order(f"args[{number}]", value)
-    if isinstance(value, np.ndarray):
-        return value.__array_interface__["data"][0].to_bytes(8, "little")
-    if value is None:
-        return bytes(8)
-    if isinstance(value, np.generic):
-        return value.tobytes()
-    if isinstance(value, bool):
-        return bytes([value])
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**64:
-            raise OverflowError(f"args[{number}]: {value} does not fit in 64 bits")
-        return (value & 2**64 - 1).to_bytes(8, "little")
-    if isinstance(value, float | complex):
-        return np.array(value).tobytes()
-    raise TypeError(
-        f"args[{number}]: {type(value).__name__}, must be a numpy array or scalar, int, float, complex, bool or None"
-    )
+        _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify)
+        super().__init__(RawModule(code, options=options), name)
+        self.module.get_function(name)

@@ -71,9 +71,13 @@ def resources(module, kernel=None, arch=None):
     found = _parsed(log)
     if kernel is None and len(found) == 1:
         return next(iter(found.values()))
+    titles = {name: expression for expression, name in lowered.items()}
+    known = ", ".join(titles.get(name, name) for name in found) or "none"
+    if kernel is None:
+        raise ValueError(f"kernel: must be given, the module has {known}")
     name = lowered.get(kernel, kernel)
     if name not in found:
-        raise ValueError(f"no kernel {kernel!r} in what was compiled for {arch}; there is {', '.join(found) or 'none'}")
+        raise ValueError(f"no kernel {kernel!r} in what was compiled for {arch}; there is {known}")
     return found[name]
 
 

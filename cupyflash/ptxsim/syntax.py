@@ -106,6 +106,12 @@ class Instruction:
         """`file:line` of the CUDA source where known, else the line of the PTX text."""
         return f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.line}"
 
+    @property
+    def place(self):
+        """The line of the PTX text, and that of the CUDA source with the calls that this code is inlined at."""
+        line = f"PTX line {self.line}"
+        return f"{line}, {' called at '.join((self.where, *self.calls))}" if self.source else line
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Function:

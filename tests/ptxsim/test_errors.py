@@ -141,10 +141,22 @@ def test_shared_memory_limits(target, limit):
       out[threadIdx.x] = fixed[31 - threadIdx.x];
     }"""
     out = poisoned(32, np.int32)
-    launch(source, 1, 32, out, arch=target, shared_mem=(limit - 1) * 1024)
-    assert (out == 1).all()
-    with pytest.raises(ValueError, match=r"shared"):
-        launch(source, 1, 32, out, arch=target, shared_mem=(limit - 1) * 1024 + 4)
+    largest = (limit - 1) * 1024
+    with ptxsim.settings(arch=target):
+        kernel = ptxsim.RawKernel(source, "big")
+        for size in 47 * 1024 + 4, largest:
+            with pytest.raises(ValueError, match=r"at most 48128 until its max_dynamic_shared_size_bytes is set"):
+                kernel((1,), (32,), (out,), shared_mem=size)
+        kernel((1,), (32,), (out,), shared_mem=47 * 1024)
+        assert (out == 1).all()
+        with pytest.raises(ValueError, match=rf"max_dynamic_shared_size_bytes: {limit * 1024 + 4} bytes with the"):
+            kernel.max_dynamic_shared_size_bytes = largest + 4
+        kernel.max_dynamic_shared_size_bytes = largest
+        out[:] = 0
+        kernel.module.get_function("big")((1,), (32,), (out,), shared_mem=largest)
+        assert (out == 1).all()
+        with pytest.raises(ValueError, match=r"shared_mem"):
+            kernel((1,), (32,), (out,), shared_mem=largest + 4)
 
 
 def test_compile_errors_carry_the_log():

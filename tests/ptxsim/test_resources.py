@@ -87,7 +87,7 @@ def test_source_text_of_one_kernel_and_the_architecture_of_the_settings():
 def test_errors(module):
     with pytest.raises(ValueError, match=r"no kernel 'nothing' in what was compiled for sm_80; there is .*plain"):
         resources(module, "nothing", "sm_80")
-    with pytest.raises(ValueError, match="no kernel None"):
+    with pytest.raises(ValueError, match="kernel: must be given, the module has"):
         resources(module, arch="sm_80")
     with pytest.raises(ValueError, match="arch: 'sm_70', must be one of sm_75"):
         resources(module, "plain", "sm_70")

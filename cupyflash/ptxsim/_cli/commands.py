@@ -198,6 +198,8 @@ class _Launch:
         with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.seed), _compiling():
             kernel = self._kernel()
             try:
+                if args.shared > kernel.max_dynamic_shared_size_bytes:
+                    kernel.max_dynamic_shared_size_bytes = args.shared
                 with progress_bar(command):
                     kernel(args.grid, args.block, tuple(a.value for a in self.arguments), shared_mem=args.shared)
             except (TypeError, ValueError) as error:
@@ -253,7 +255,8 @@ def _saved(text: str, arguments: list[Argument]) -> tuple[int, Path]:
 
 def _as_options(message: str) -> str:
     """The launch's error in the words of the command line."""
-    for word, option in ("grid", "--grid"), ("block", "--block"), ("shared_mem", "--shared"), ("args", "--arg"):
+    shared = (("shared_mem", "--shared"), ("max_dynamic_shared_size_bytes", "--shared"))
+    for word, option in ("grid", "--grid"), ("block", "--block"), *shared, ("args", "--arg"):
         message = re.sub(rf"^{word}(\[(\d+)\])?:", lambda m, o=option: f"{o}{' ' * bool(m[2])}{m[2] or ''}:", message)
     return message
 

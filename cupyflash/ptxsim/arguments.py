@@ -1,0 +1,47 @@
+"""Arguments of a launch: the bytes that a kernel gets for them."""
+
+import numpy as np
+
+
+def packed(program, args):
+    """The parameter block, checked against the kernel's declaration."""
+    parameters = program.function.parameters
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"args: {type(args).__name__}, must be a tuple")
+    if len(args) != len(parameters):
+        raise ValueError(f"args: {len(args)} arguments, {program.name} takes {len(parameters)}")
+    data = bytearray(program.parameter_bytes)
+    for number, (value, parameter) in enumerate(zip(args, parameters, strict=True)):
+        bits = _bytes_of(number, value)
+        if len(bits) != parameter.size:
+            wanted = f"{program.name} takes {parameter.size} there"
+            raise TypeError(f"args[{number}]: {type(value).__name__} has {len(bits)} bytes, {wanted}")
+        data[parameter.offset : parameter.offset + parameter.size] = bits
+    return bytes(data)
+
+
+def check_byte_order(name, value):
+    if not value.dtype.isnative:
+        raise TypeError(f"{name}: dtype {value.dtype} is not in this machine's byte order")
+
+
+def _bytes_of(number, value):
+    if isinstance(value, np.ndarray | np.generic):
+        check_byte_order(f"args[{number}]", value)
+    if isinstance(value, np.ndarray):
+        return value.__array_interface__["data"][0].to_bytes(8, "little")
+    if value is None:
+        return bytes(8)
+    if isinstance(value, np.generic):
+        return value.tobytes()
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise OverflowError(f"args[{number}]: {value} does not fit in 64 bits")
+        return (value & 2**64 - 1).to_bytes(8, "little")
+    if isinstance(value, float | complex):
+        return np.array(value).tobytes()
+    raise TypeError(
+        f"args[{number}]: {type(value).__name__}, must be a numpy array or scalar, int, float, complex, bool or None"
+    )

@@ -1,0 +1,159 @@
+"""One kernel of a module, with the signature and the attributes of CuPy's."""
+
+import contextlib
+import contextvars
+import math
+import numbers
+
+import numpy as np
+
+from .arguments import check_byte_order, packed
+from .launch import Launch
+from .occupancy import most_threads
+from .profile import current_profile
+from .resources import resources
+from .sanitizer import current_report
+from .settings import current
+
+_mapped = contextvars.ContextVar("ptxsim_mapped", default=())
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_SHARED_UNASKED = 48 * 1024  # bytes a block may have without max_dynamic_shared_size_bytes
+_ATTRIBUTES = (
+    "max_threads_per_block",
+    "shared_size_bytes",
+    "local_size_bytes",
+    "num_regs",
+    "max_dynamic_shared_size_bytes",
+    "preferred_shared_memory_carveout",
+)
+
+
+@contextlib.contextmanager
+def device_memory(*arrays):
+    """Within the block, kernels may also touch these arrays, through pointers inside their arguments.
+
+    Arguments that are arrays themselves need no mention.
+    """
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"device_memory: {type(array).__name__}, must be numpy.ndarray")
+        check_byte_order("device_memory", array)
+    token = _mapped.set((*_mapped.get(), *arrays))
+    try:
+        yield
+    finally:
+        _mapped.reset(token)
+
+
+class Kernel:
+    """One kernel of a module. Call it as `kernel(grid, block, args, shared_mem=0)`.
+
+    Arguments follow `cupy.RawKernel`: an array passes the address of its element [0, ..., 0], an int
+    passes 8 bytes, a float a double, a complex two, a bool one byte, a NumPy scalar (structured ones too) its own
+    bytes, None a null pointer. Unlike CuPy's, number and sizes are checked against the kernel.
+
+    The attributes `num_regs`, `shared_size_bytes`, `local_size_bytes` and `max_threads_per_block` are CuPy's; NVRTC
+    assembles the code for the architecture of the settings in force when one of them is first asked for.
+    """
+
+    __slots__ = ("module", "name", "preferred_shared_memory_carveout")
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+        self.preferred_shared_memory_carveout = -1  # a hint to the hardware
+
+    def __call__(self, grid, block, args, *, shared_mem=0):
+        grid, block = _triple("grid", grid, _MAX_GRID), _triple("block", block, _MAX_BLOCK)
+        threads = block[0] * block[1] * block[2]
+        if threads > 1024:
+            raise ValueError(f"block: {block} has {threads} threads, at most 1024 are possible")
+        profile, report = current_profile(), current_report()
+        program = self.module._load(current().arch).program(self.name, profile is not None, report is not None)
+        bound = _bound(program.function)
+        if bound and threads > bound:
+            raise ValueError(f"block: {block} has {threads} threads, {self.name} is compiled for at most {bound}")
+        if isinstance(shared_mem, bool) or not isinstance(shared_mem, numbers.Integral) or shared_mem < 0:
+            raise ValueError(f"shared_mem: {shared_mem!r}, must be a non-negative integer")
+        used, limit = program.shared_bytes + int(shared_mem), current().shared_limit
+        if used > limit:
+            raise ValueError(f"shared_mem: {used} bytes with the static ones, {current().arch} has {limit} per block")
+        if used > _SHARED_UNASKED and shared_mem > self.max_dynamic_shared_size_bytes:
+            raise ValueError(
+                f"shared_mem: {shared_mem} bytes, a GPU launches this kernel with at most "
+                f"{self.max_dynamic_shared_size_bytes} until its max_dynamic_shared_size_bytes is set"
+            )
+        parameters = packed(program, args)
+        arrays = {f"args[{i}]": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
+        arrays |= {f"device_memory array {i}": a for i, a in enumerate(_mapped.get())}
+        with np.errstate(all="ignore"):
+            Launch(program, grid, block, parameters, arrays, used, profile, report).run()
+
+    @property
+    def max_dynamic_shared_size_bytes(self):
+        """The most `shared_mem` that a launch may have; can be set, also above the 48 KiB of a GPU's default."""
+        unasked = max(0, _SHARED_UNASKED - self._program.shared_bytes)
+        return self.module.dynamic_limits.get(self.name, unasked)
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+            raise ValueError(f"max_dynamic_shared_size_bytes: {value!r}, must be a non-negative integer")
+        used, limit = self._program.shared_bytes + int(value), current().shared_limit
+        if used > limit:
+            raise ValueError(
+                f"max_dynamic_shared_size_bytes: {used} bytes with the static ones, {current().arch} has {limit} "
+                "per block"
+            )
+        self.module.dynamic_limits[self.name] = int(value)
+
+    @property
+    def num_regs(self):
+        """Registers of a thread."""
+        return self._resources.registers
+
+    @property
+    def shared_size_bytes(self):
+        """Static shared memory of a block."""
+        return self._resources.static_shared_bytes
+
+    @property
+    def local_size_bytes(self):
+        """Local memory of a thread: its stack, with spilled registers."""
+        return self._resources.stack_bytes
+
+    @property
+    def max_threads_per_block(self):
+        """The largest block: by `__launch_bounds__` if there are any, else by the registers."""
+        return _bound(self._program.function) or most_threads(self._resources.registers)
+
+    @property
+    def attributes(self):
+        """What CuPy's `attributes` hold, as far as it is known here, by name."""
+        return {name: getattr(self, name) for name in _ATTRIBUTES}
+
+    @property
+    def _resources(self):
+        return resources(self.module, self.name, current().arch)
+
+    @property
+    def _program(self):
+        return self.module._load(current().arch).program(self.name)
+
+
+def _bound(function):
+    """Threads of a block that a kernel is compiled for at most, 0 where it does not say."""
+    return math.prod(function.attributes.get("maxntid") or function.attributes.get("reqntid") or (0,))
+
+
+def _triple(name, value, limits):
+    values = (value,) if isinstance(value, numbers.Integral) else tuple(value)
+    if not 1 <= len(values) <= 3 or not all(
+        isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values
+    ):
+        raise ValueError(f"{name}: {value!r}, must be 1 to 3 integers")
+    values = tuple(int(v) for v in values) + (1,) * (3 - len(values))
+    for v, limit in zip(values, limits, strict=True):
+        if not 1 <= v <= limit:
+            raise ValueError(f"{name}: {value!r}, each must be from 1 to {limits}")
+    return values

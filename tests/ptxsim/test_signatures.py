@@ -1,0 +1,158 @@
+"""The signatures and attributes of cupy.RawModule and cupy.RawKernel: taken, or refused with the reason."""
+
+import inspect
+
+import cupy
+import numpy as np
+import pytest
+
+from cupyflash import ptxsim
+
+from .kernels import poisoned
+
+SOURCE = """
+extern "C" __global__ void twice(const float* x, float* out) {
+  __shared__ float s[64];
+  s[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = 2 * s[threadIdx.x ^ 1];
+}
+extern "C" __global__ void __launch_bounds__(96) bounded(float* out) { out[threadIdx.x] = 1; }
+extern "C" __global__ void crowded(const float* x, float* out) {
+  float v[200];
+#pragma unroll
+  for (int i = 0; i < 200; i++) v[i] = x[i * 32 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 200; i++) out[i * 32 + threadIdx.x] = v[199 - i] * v[i];
+}"""
+
+
+@pytest.mark.parametrize("name", ["RawModule", "RawKernel"])
+def test_signatures_are_those_of_cupy(name):
+    declared = getattr(cupy, name).__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
+    names = [parameter.split()[-1].partition("=")[0] for parameter in declared]
+    own = inspect.signature(getattr(ptxsim, name)).parameters
+    assert list(own) == [parameter for parameter in names if parameter != "*"]
+    keyword_only = names[names.index("*") + 1 :]
+    assert [n for n, p in own.items() if p.kind is p.KEYWORD_ONLY] == keyword_only
+
+
+def test_a_raw_kernel_runs():
+    x, out = np.arange(64, dtype=np.float32), poisoned(64, np.float32)
+    kernel = ptxsim.RawKernel(SOURCE.replace("2 *", "FACTOR *"), "twice", ("-DFACTOR=3",), "nvrtc")
+    kernel((1,), (64,), (x, out))
+    np.testing.assert_array_equal(out, 3 * x.reshape(32, 2)[:, ::-1].ravel())
+    with pytest.raises(ValueError, match="no kernel 'thrice' in this module; it has twice, bounded, crowded"):
+        ptxsim.RawKernel(SOURCE, "thrice")
+
+
+@pytest.mark.parametrize(
+    "choice, reason",
+    [
+        ({"backend": "nvcc"}, "backend: 'nvcc', must be 'nvrtc'"),
+        ({"translate_cucomplex": True}, "translate_cucomplex: must be False"),
+        ({"enable_cooperative_groups": True}, "enable_cooperative_groups: must be False, a grid cannot be"),
+        ({"jitify": True}, "jitify: must be False"),
+    ],
+)
+def test_choices_that_are_not_possible(choice, reason):
+    default = dict.fromkeys(choice, "nvrtc" if "backend" in choice else False)
+    for make in (ptxsim.RawModule, lambda code, **choices: ptxsim.RawKernel(code, "twice", **choices)):
+        make(SOURCE, **default)
+        with pytest.raises(ValueError, match=reason):
+            make(SOURCE, **choice)
+
+
+def test_files_of_machine_code_are_refused():
+    with pytest.raises(ValueError, match=r"path: 'kernel.cubin', cannot be loaded: only CUDA C\+\+ runs here"):
+        ptxsim.RawModule(path="kernel.cubin")
+    with pytest.raises(TypeError, match="code: NoneType, must be str"):
+        ptxsim.RawModule()
+
+
+def test_attributes_of_a_kernel():
+    module = ptxsim.RawModule(SOURCE)
+    twice, bounded, crowded = map(module.get_function, module.kernels)
+    assert twice.shared_size_bytes == 256 and twice.local_size_bytes == 0
+    assert twice.num_regs == ptxsim.resources(module, "twice").registers > 0
+    assert twice.max_threads_per_block == 1024 and bounded.max_threads_per_block == 96
+    assert crowded.num_regs > 64
+    warps_of_a_quarter = 65536 // 4 // (32 * (crowded.num_regs + 7 & ~7))
+    assert crowded.max_threads_per_block == 4 * 32 * warps_of_a_quarter < 1024
+    assert twice.max_dynamic_shared_size_bytes == 48 * 1024 - 256
+    assert twice.attributes == {name: getattr(twice, name) for name in twice.attributes}
+    assert {"num_regs", "shared_size_bytes"} < set(twice.attributes) <= set(dir(cupy.RawKernel))
+
+
+def test_attributes_follow_the_settings():
+    kernel = ptxsim.RawKernel(SOURCE, "twice")
+    for arch in ("sm_75", "sm_90"):
+        with ptxsim.settings(arch=arch):
+            assert kernel.num_regs == ptxsim.resources(SOURCE, "twice", arch).registers
+
+
+@pytest.mark.parametrize("value", [-1, 2.0, True, "64"])
+def test_sizes_that_are_no_sizes(value):
+    kernel = ptxsim.RawKernel(SOURCE, "twice")
+    with pytest.raises(ValueError, match=r"max_dynamic_shared_size_bytes: .* must be a non-negative integer"):
+        kernel.max_dynamic_shared_size_bytes = value
+
+
+def test_attributes_that_do_not_exist_are_refused():
+    module = ptxsim.RawModule(SOURCE)
+    kernel = module.get_function("twice")
+    kernel.preferred_shared_memory_carveout = 50
+    with pytest.raises(AttributeError):
+        kernel.max_dynamic_shared_size = 65536
+    with pytest.raises(AttributeError):
+        kernel.num_regs = 32
+    with pytest.raises(AttributeError):
+        module.option = ()
+
+
+TEMPLATE = """
+template <typename T> __device__ T fetched(cudaTextureObject_t t, int i) { return tex1Dfetch<T>(t, i); }
+template <typename T> __global__ void axpy(T a, const T* x, T* y, int n) {
+  int i = threadIdx.x;
+  if (i <= n) y[i] += a * x[i];
+}
+template <typename T> __global__ void textured(cudaTextureObject_t t, T* y) {
+  y[0] = fetched<T>(t, threadIdx.x);
+}"""
+
+
+def test_template_instances_are_shown_as_they_were_asked_for():
+    module = ptxsim.RawModule(TEMPLATE, name_expressions=("axpy<float>", "textured<float>"))
+    assert sorted(module.kernels) == ["axpy<float>", "textured<float>"]
+    arguments = (np.float32(2), np.ones(4, np.float32), np.zeros(4, np.float32), np.int32(4))
+    with ptxsim.profile() as profile, ptxsim.sanitize() as report:
+        module.get_function("axpy<float>")((1,), (32,), arguments)
+    assert report.findings[0].kernel == "axpy<float>" and "kernel axpy<float>, kernel.cu:5" in str(report)
+    with pytest.raises(ptxsim.MemoryFault, match=r"kernel axpy<float>, thread \(4, 0, 0\)"):
+        module.get_function("axpy<float>")((1,), (32,), arguments)
+    with ptxsim.profile() as profile:
+        module.get_function("axpy<float>")((1,), (32,), (*arguments[:3], np.int32(3)))
+    assert list(profile.as_dict()) == ["axpy<float>"] and profile.kernels[0].resources.registers > 0
+    with pytest.raises(ValueError, match=r"no kernel 'axpy' in this module; it has .*axpy<float>[^;]*$"):
+        module.get_function("axpy")
+    with pytest.raises(ValueError, match=r"there is .*axpy<float>"):
+        ptxsim.resources(module, "axpy")
+    with pytest.raises(ValueError, match=r"kernel: must be given, the module has .*axpy<float>"):
+        ptxsim.resources(module)
+
+
+def test_a_template_without_instances_is_pointed_out():
+    with pytest.raises(ValueError, match=r"it has none; a C\+\+ function .* name_expressions=.* such as axpy<float>"):
+        ptxsim.RawKernel(TEMPLATE, "axpy")
+    with pytest.raises(ValueError, match=r"it has none$"):
+        ptxsim.RawKernel(TEMPLATE, "missing")
+
+
+def test_refused_instructions_name_the_line_that_they_are_inlined_at():
+    module = ptxsim.RawModule(TEMPLATE, name_expressions=("textured<float>",))
+    with pytest.raises(NotImplementedError) as refused:
+        module.get_function("textured<float>")
+    first, second = str(refused.value).splitlines()
+    assert first.startswith("textured<float>: the simulator does not know")
+    assert second.endswith(" called at kernel.cu:2 called at kernel.cu:8)")
