@@ -30,41 +30,7 @@ _SHARED_KIB = {75: 64, 80: 163, 87: 163, 86: 99, 88: 99, 89: 99, 120: 99, 121: 9
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One consistent set of choices.
-
-    arch
-        The GPU to imitate: picks ``__CUDA_ARCH__`` and the shared-memory limit.
-    mma
-        Arithmetic of tensor cores. ``"fp32"``, the fast one: consecutive mma instructions of one basic block of
-        which each accumulates onto the result of the one before, read by nothing else, are summed in float64 (where
-        products of 16-bit numbers are exact), and rounded to float32, to nearest, once at the end. In the others every
-        instruction counts for itself. ``"exact"``: the exact sum of its products and its addend, rounded to nearest.
-        ``"volta"``, ``"ampere"``, ``"ada"``, ``"hopper"``, ``"blackwell"``: the sums that measurements of these GPUs
-        established: `w` products and the addend are truncated toward zero to multiples of 2**-f times the power of
-        two of the largest (a product's is the one of its factors' exponents), added exactly, and truncated to
-        float32; w, f = 4, 23 on Volta, 8, 24 on Ampere and Ada, 16, 25 on Hopper and Blackwell, so that an m16n8k16
-        is 4, 2 or 1 such sums in order of k (of tf32 w is half of that). The model does not depend on `arch`, nor on
-        what GPUs of its name lack: ``"volta"`` applies its sums to bfloat16, too. float16 accumulators are rounded to
-        nearest by every sum; with ``"fp32"`` as with ``"exact"``, by every instruction.
-    schedule
-        ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
-        random order, from barrier to barrier, so that a missing barrier shows in the results.
-    ulp_noise
-        0: ex2, rcp, lg2, rsqrt, tanh, sin and cos, as far as they are ``.approx``, are correctly rounded. k > 0: wrong
-        by up to k ulp where the PTX ISA states the error of a float32 instruction in them (ex2 2, rcp 1), and by up to
-        k / 2 of the error that it states elsewhere, never by more than the stated: 2 is as bad as it gets. The seed
-        and the operand alone decide by how much. What the ISA fixes, zeros, infinities and NaN stay as they are.
-    seed
-        Of the random schedule and of the noise.
-    progress
-        Called as ``progress(done_blocks, total_blocks)`` during a launch.
-    chunk_lanes
-        Threads that are simulated together, as one NumPy array for each register (at least one block).
-    workers
-        Processes that share the chunks of a launch, on Linux; the results are those of one. Kernels whose blocks may
-        work together (atomics, fences or volatile accesses in global memory) run in one, as do all under `profile`
-        and `sanitize`.
-    """
+    """One consistent set of choices; `settings` says what each means."""
 
     arch: str = "sm_80"
     mma: str = "fp32"
@@ -109,10 +75,62 @@ def current() -> Settings:
 def settings(**choices):
     """Within the block, launches and compilations use these choices; the rest stay as they are.
 
+    Parameters
+    ----------
+    arch : str, default "sm_80"
+        The GPU to imitate: picks ``__CUDA_ARCH__`` and the shared-memory limit. One of ``"sm_75"``, ``"sm_80"``,
+        ``"sm_86"``, ``"sm_87"``, ``"sm_88"``, ``"sm_89"``, ``"sm_90"``, ``"sm_100"``, ``"sm_103"``, ``"sm_110"``,
+        ``"sm_120"``, ``"sm_121"``.
+    mma : str, default "fp32"
+        Arithmetic of tensor cores. ``"fp32"``, the fast one: consecutive mma instructions of one basic block of
+        which each accumulates onto the result of the one before, read by nothing else, are summed in float64 (where
+        products of 16-bit numbers are exact), and rounded to float32, to nearest, once at the end. In the others every
+        instruction counts for itself. ``"exact"``: the exact sum of its products and its addend, rounded to nearest.
+        ``"volta"``, ``"ampere"``, ``"ada"``, ``"hopper"``, ``"blackwell"``: the sums that measurements of these GPUs
+        established: `w` products and the addend are truncated toward zero to multiples of 2**-f times the power of
+        two of the largest (a product's is the one of its factors' exponents), added exactly, and truncated to
+        float32; w, f = 4, 23 on Volta, 8, 24 on Ampere and Ada, 16, 25 on Hopper and Blackwell, so that an m16n8k16
+        is 4, 2 or 1 such sums in order of k (of tf32 w is half of that). The model does not depend on `arch`, nor on
+        what GPUs of its name lack: ``"volta"`` applies its sums to bfloat16, too. float16 accumulators are rounded to
+        nearest by every sum; with ``"fp32"`` as with ``"exact"``, by every instruction.
+    schedule : str, default "lockstep"
+        ``"lockstep"`` runs all threads together; ``"random"`` runs one warp at a time, in a seeded
+        random order, from barrier to barrier, so that a missing barrier shows in the results.
+    ulp_noise : int, default 0
+        0: ex2, rcp, lg2, rsqrt, tanh, sin and cos, as far as they are ``.approx``, are correctly rounded. k > 0: wrong
+        by up to k ulp where the PTX ISA states the error of a float32 instruction in them (ex2 2, rcp 1), and by up to
+        k / 2 of the error that it states elsewhere, never by more than the stated: 2 is as bad as it gets. The seed
+        and the operand alone decide by how much. What the ISA fixes, zeros, infinities and NaN stay as they are.
+    seed : int, default 0
+        Of the random schedule and of the noise.
+    progress : callable, optional
+        Called as ``progress(done_blocks, total_blocks)`` during a launch.
+    chunk_lanes : int, default 4096
+        Threads that are simulated together, as one NumPy array for each register (at least one block).
+    workers : int, default 1
+        Processes that share the chunks of a launch, on Linux; the results are those of one. Kernels whose blocks may
+        work together (atomics, fences or volatile accesses in global memory) run in one, as do all under `profile`
+        and `sanitize`.
+
+    Yields
+    ------
+    Settings
+        The choices in force, as attributes.
+
+    Raises
+    ------
+    TypeError
+        For a name that is no choice.
+    ValueError
+        For a value that its choice cannot have.
+
     >>> with settings(arch="sm_90", schedule="random", seed=3) as chosen:
     ...     chosen.arch
     'sm_90'
     """
+    names = [field.name for field in dataclasses.fields(Settings)]
+    if unknown := set(choices) - set(names):
+        raise TypeError(f"settings: no choice {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     chosen = dataclasses.replace(current(), **choices)
     token = _current.set(chosen)
     try:

@@ -1,11 +1,15 @@
 """settings(): scoped choices, restored on leaving, private to each thread; progress is told and may interrupt."""
 
+import dataclasses
+import json
+import re
 import threading
 
 import numpy as np
 import pytest
 
 from cupyflash import ptxsim
+from cupyflash.ptxsim.settings import ARCHITECTURES, MMA_MODELS, SCHEDULES, Settings
 
 from .kernels import OPTIONS, launch, poisoned
 
@@ -44,6 +48,23 @@ def test_settings_do_not_leak_into_other_threads():
         thread.start()
         thread.join(60)
     assert seen == [800]
+
+
+def test_every_choice_is_documented_where_it_is_made():
+    names = [field.name for field in dataclasses.fields(Settings)]
+    documented = re.findall(r"^    (\w+) : (.*)$", ptxsim.settings.__doc__, re.MULTILINE)
+    assert [name for name, _ in documented] == names
+    for name, kind in documented:
+        default = getattr(Settings(), name)
+        assert kind.endswith("optional") if default is None else kind.endswith(f"default {json.dumps(default)}")
+    for value in (*ARCHITECTURES, *MMA_MODELS, *SCHEDULES):
+        assert f'"{value}"' in ptxsim.settings.__doc__
+
+
+def test_choices_that_do_not_exist_are_refused_with_those_that_do():
+    with pytest.raises(TypeError, match="settings: no choice archh; there are arch, mma, schedule"):
+        with ptxsim.settings(archh=1):
+            pass
 
 
 FILL = """

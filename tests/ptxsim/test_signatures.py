@@ -156,3 +156,15 @@ def test_refused_instructions_name_the_line_that_they_are_inlined_at():
     first, second = str(refused.value).splitlines()
     assert first.startswith("textured<float>: the simulator does not know")
     assert second.endswith(" called at kernel.cu:2 called at kernel.cu:8)")
+
+
+def test_counters_that_do_not_exist_are_refused_with_those_that_do():
+    x, out = np.ones(64, np.float32), poisoned(64, np.float32)
+    with ptxsim.profile() as profile:
+        ptxsim.RawKernel(SOURCE, "twice")((1,), (64,), (x, out))
+    for by in "sectors", "instructions":
+        with pytest.raises(
+            ValueError, match=f"by: '{by}', must be one of mma_flops, .*global_load_sectors, .*shared_eff"
+        ):
+            profile.line_table(by=by)
+    assert "lines with most global load efficiency" in profile.line_table(by="global_load_efficiency")

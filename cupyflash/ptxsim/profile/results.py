@@ -102,7 +102,9 @@ class Counts:
 
 
 COUNTERS = tuple(field.name for field in dataclasses.fields(Counts))
+DICTS = ("instructions", "opcodes", "flops")
 DERIVED = tuple(name for name, value in vars(Counts).items() if isinstance(value, property))
+LINE_COUNTERS = tuple(name for name in (*COUNTERS, *DERIVED) if name not in DICTS)  # lines can be put in order by them
 
 
 @dataclasses.dataclass
@@ -216,7 +218,12 @@ class KernelProfile(Counts):
         write(self, path)
 
     def hottest(self, count=10, by="warp_instructions"):
-        """The `count` lines with most of a counter, most first; lines that have none of it are left out."""
+        """The `count` lines with most of a counter, most first; lines that have none of it are left out.
+
+        Raises ValueError for a counter that does not exist or is no number.
+        """
+        if by not in LINE_COUNTERS:
+            raise ValueError(f"by: {by!r}, must be one of {', '.join(LINE_COUNTERS)}")
         lines = [line for line in self.lines if getattr(line, by)]
         return sorted(lines, key=lambda line: -getattr(line, by))[:count]
 
