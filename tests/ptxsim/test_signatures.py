@@ -1,12 +1,14 @@
 """The signatures and attributes of cupy.RawModule and cupy.RawKernel: taken, or refused with the reason."""
 
 import inspect
+import re
 
 import cupy
 import numpy as np
 import pytest
 
 from cupyflash import ptxsim
+from cupyflash.ptxsim.profile.results import COUNTERS, DERIVED
 
 from .kernels import poisoned
 
@@ -168,3 +170,17 @@ def test_counters_that_do_not_exist_are_refused_with_those_that_do():
         ):
             profile.line_table(by=by)
     assert "lines with most global load efficiency" in profile.line_table(by="global_load_efficiency")
+
+
+def test_every_counter_is_explained_where_help_finds_it():
+    for name in (*COUNTERS, *DERIVED, "block_load_sectors"):
+        assert re.search(rf"^    (\w+, )*{name}\b", ptxsim.KernelProfile.__doc__, re.MULTILINE), name
+    assert "A phase takes as many wavefronts" in ptxsim.KernelProfile.__doc__
+    assert "KernelProfile" in ptxsim.profile.__doc__
+
+
+def test_a_profile_is_short_when_represented():
+    with ptxsim.profile() as profile:
+        assert repr(profile) == "Profile(no launches)"
+        ptxsim.RawKernel(SOURCE, "bounded")((1,), (96,), (poisoned(96, np.float32),))
+    assert re.fullmatch(r"Profile\(<bounded: 1 launch, \d+ warp instructions>\)", repr(profile))

@@ -18,7 +18,7 @@ def ratio(part, whole):
 
 @dataclasses.dataclass
 class Counts:
-    """Counters; how each counts is written in `cupyflash.ptxsim.profile`."""
+    """Counters; how each counts is written at `KernelProfile`."""
 
     instructions: dict = dataclasses.field(default_factory=dict)  # class -> warp instructions
     opcodes: dict = dataclasses.field(default_factory=dict)  # such as "fma.f32", "ld.global" -> warp instructions
@@ -148,9 +148,93 @@ class LaunchShape:
         return {**dataclasses.asdict(self), "grid": list(self.grid), "block": list(self.block)}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class KernelProfile(Counts):
-    """What all launches of one kernel did. Distinct sectors are those of each launch, added up."""
+    """What all launches of one kernel did. Distinct sectors are those of each launch, added up.
+
+    Attributes
+    ----------
+    name, launches, shapes, lines
+        The kernel; how often it was launched; LaunchShape -> launches; a `LineProfile` for each source line, which has
+        the counters below, too.
+    instructions, opcodes : dict
+        Warp instructions by class, and by opcode and type.
+    warp_instructions
+        Warp instructions of all classes.
+    flops : dict
+        Scalar operations of all lanes, by type.
+    mma_flops
+        Operations of tensor cores.
+    lane_instructions, predicated_off
+        Lanes that instructions were issued for, and how many of them a guard switched off.
+    active_lane_efficiency
+        `lane_instructions` over 32 for each warp instruction.
+    branches, divergent_branches, branch_efficiency
+        Branches of warps, those at which lanes went different ways, and the share of the others.
+    global_load_requests, global_load_bytes, global_load_sectors, global_load_ideal_sectors, global_load_efficiency
+        Loads of warps, their bytes, the sectors of 32 bytes that they touch, as few as would do, and the ratio.
+    global_store_requests, global_store_bytes, global_store_sectors, global_store_ideal_sectors, global_store_efficiency
+        The same of stores.
+    distinct_load_sectors, distinct_store_sectors, distinct_atomic_sectors
+        Each sector once for each launch.
+    compulsory_bytes
+        Bytes of all of these: what must cross the memory bus even with a perfect cache.
+    block_load_sectors
+        Each sector once for each block that loads it (of the kernel only, not of lines).
+    shared_requests, shared_wavefronts, shared_ideal_wavefronts, shared_efficiency
+        Accesses of warps, the wavefronts (passes through the banks) that they take, as few as would do, and the ratio.
+    local_requests, local_load_bytes, local_store_bytes
+        Of the threads' own arrays.
+    atomics, atomic_lanes, atomic_passes, global_atomic_sectors
+        Atomics of warps, their lanes, their turns at one address, and sectors.
+    barriers
+        Of blocks.
+    resources, occupancy
+        What ptxas gives the kernel, and how many of its blocks fit on a multiprocessor.
+
+    Notes
+    -----
+    Everything is counted for the kernel and for the line of CUDA C++ that an instruction comes from; with inlined
+    functions that is the innermost line.
+
+    Instructions. A PTX instruction counts once for each warp in which a lane executes its basic block, also where a
+    guard (`@p`) switches it off: the warp issues it all the same. `lane_instructions` adds up those lanes, and
+    `predicated_off` how many of them a guard switched off. `instructions` counts by class, `opcodes` by opcode and
+    type.
+
+    Branches. A conditional branch, exit or indexed branch counts once for each warp that comes to it, and is divergent
+    if the warp's active lanes go different ways.
+
+    FLOPs. `flops`: an addition, subtraction or multiplication is one operation of a lane, a fused multiply-add two, of
+    a packed pair twice as many; lanes that a guard switches off have none; divisions, roots and special functions are
+    not counted here. `mma_flops`: 2 m n k for each warp. (mma and ldmatrix count in full under a guard.)
+
+    Global memory. A request is one load or store of one warp in which a lane acts. It moves the `bytes` of its lanes
+    and touches `sectors`, distinct ones of 32 bytes; `ideal_sectors` would hold its distinct bytes if they lay
+    together. The `distinct` sectors of a launch are counted once however many warps ask for them: what a perfect cache
+    would have to read or write. A line's are those that it touches itself, so those of lines add up to more than those
+    of the kernel. Where malloc has put an array does not matter: memory counts as beginning at a multiple of 256 bytes,
+    as on a GPU. An array's memory is that of its last `.base` that is a NumPy array, its own without one; a view may
+    begin further on. `block_load_sectors` are the distinct sectors that each thread block loads, added up: what a
+    perfect cache of each block would have to read.
+
+    Shared memory. An access of 4 bytes or less a lane is one phase of 32 lanes, of 8 bytes two of 16, of 16 bytes four
+    of 8; ldmatrix and stmatrix have one for each matrix. A phase takes as many wavefronts as one bank has distinct
+    words of 4 bytes; one for each phase in which a lane acts is ideal.
+
+    cp.async is a global load and a shared store; zeros that it fills in are not loaded.
+
+    Local memory. Bytes of loads and stores to a thread's own arrays, not the parameters of calls; PTX knows no spills.
+
+    Atomics. `atomics` are warp instructions with an acting lane, `atomic_lanes` their lanes, and `atomic_passes` add up
+    the most lanes that have one address, which must take turns. They are neither loads nor stores; the sectors that
+    they touch are `global_atomic_sectors`.
+
+    Barriers. Once for each thread block that a barrier lets go on, on the line where its first thread waits.
+
+    How blocks are grouped and scheduled does not change a count, unless the kernel itself does something else, as one
+    that polls memory.
+    """
 
     name: str = ""
     launches: int = 0
@@ -160,6 +244,9 @@ class KernelProfile(Counts):
     module: object = None  # the RawModule
     executed: Executed = dataclasses.field(default_factory=Executed)  # what bounds are made of
     assembled: dict = dataclasses.field(default_factory=dict)  # arch -> Resources that were asked for
+
+    def __repr__(self):
+        return f"<{self.name}: {self.launches} launch{'es' * (self.launches != 1)}, {self.warp_instructions:,} warp instructions>"
 
     def __str__(self):
         from .table import kernel_table
