@@ -184,3 +184,16 @@ def test_a_profile_is_short_when_represented():
         assert repr(profile) == "Profile(no launches)"
         ptxsim.RawKernel(SOURCE, "bounded")((1,), (96,), (poisoned(96, np.float32),))
     assert re.fullmatch(r"Profile\(<bounded: 1 launch, \d+ warp instructions>\)", repr(profile))
+
+
+def test_findings_know_their_thread_and_block():
+    source = """
+    extern "C" __global__ void far(int* out) { if (threadIdx.y == 1 && blockIdx.x == 2) out[99] = 1; }"""
+    with ptxsim.sanitize() as report:
+        assert not report and repr(report) == "<Report: no findings>"
+        ptxsim.RawKernel(source, "far")((3, 1), (4, 2), (np.zeros(8, np.int32),))
+    (finding,) = report.findings
+    assert report and repr(report) == "<Report: 1 out of bounds>"
+    assert (finding.thread, finding.block) == ((0, 1, 0), (2, 0, 0))
+    assert finding.as_dict() | {"thread": (0, 1, 0), "block": (2, 0, 0), "kind": "out of bounds"} == finding.as_dict()
+    assert ptxsim.Finding("trap", "far", "kernel.cu:1", "trap").thread is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import re
@@ -136,7 +135,7 @@ def _sanitize(args: argparse.Namespace) -> int:
     with ptxsim.sanitize() as report:
         launch.run("sanitize")
     print(report)
-    document = {"findings": [dataclasses.asdict(finding) for finding in report.findings]}
+    document = {"findings": [finding.as_dict() for finding in report.findings]}
     launch.finish(targets, {args.json: lambda file: file.write(json.dumps(document, indent=1).encode())})
     return int(bool(report))
 

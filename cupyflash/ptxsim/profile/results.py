@@ -246,7 +246,8 @@ class KernelProfile(Counts):
     assembled: dict = dataclasses.field(default_factory=dict)  # arch -> Resources that were asked for
 
     def __repr__(self):
-        return f"<{self.name}: {self.launches} launch{'es' * (self.launches != 1)}, {self.warp_instructions:,} warp instructions>"
+        launches = f"{self.launches} launch{'es' * (self.launches != 1)}"
+        return f"<{self.name}: {launches}, {self.warp_instructions:,} warp instructions>"
 
     def __str__(self):
         from .table import kernel_table

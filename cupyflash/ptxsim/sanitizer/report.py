@@ -3,15 +3,25 @@
 import contextlib
 import contextvars
 import dataclasses
+import re
 
 from ..errors import SimulationError
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One kind of fault at one place of a kernel; further occurrences are counted, not listed."""
+    """One kind of fault at one place of a kernel; further occurrences are counted, not listed.
 
-    kind: str  # such as "shared race"
+    Kinds: ``"shared race"``, ``"global race"``, ``"different values"`` (of lanes that store to one word at once),
+    ``"missing cp.async wait"``; ``"uninitialised register"``, ``"uninitialised shared memory"``, ``"uninitialised local
+    memory"``, ``"uninitialised global memory"``, ``"uninitialised value"`` (of many); ``"divergent barrier"``,
+    ``"mismatched barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``, ``"inactive lane"``; and what
+    ends a launch: ``"out of bounds"``,
+    ``"misaligned access"``, ``"read-only memory"``, ``"deadlock"``, ``"livelock"``, ``"trap"``, ``"undefined
+    behaviour"`` (anything else, such as a failed assertion).
+    """
+
+    kind: str
     kernel: str
     where: str  # file:line of the CUDA source
     message: str  # what happened there first, with thread and block
@@ -19,6 +29,24 @@ class Finding:
     count: int = 1
     calls: tuple = ()  # file:line of the calls that the code at `where` is inlined at, innermost first
     other_calls: tuple = ()
+
+    @property
+    def thread(self):
+        """(x, y, z) of the thread that the message begins with, None where it names none."""
+        return self._indices("thread")
+
+    @property
+    def block(self):
+        """(x, y, z) of its block."""
+        return self._indices("block")
+
+    def _indices(self, name):
+        found = re.search(rf"{name} \((\d+), (\d+), (\d+)\)", self.message)
+        return found and tuple(map(int, found.groups()))
+
+    def as_dict(self):
+        """All of it by name."""
+        return {**dataclasses.asdict(self), "thread": self.thread, "block": self.block}
 
     def __str__(self):
         again = f" ({self.count} times)" if self.count > 1 else ""
@@ -36,7 +64,10 @@ class Halted(SimulationError):
 
 
 class Report:
-    """Findings of the launches within one `sanitize()` block, in the order of their first occurrence."""
+    """Findings of the launches within one `sanitize()` block, in the order of their first occurrence.
+
+    `bool(report)` says whether there are any, `str(report)` has them one a line, and `report.findings` is their list.
+    """
 
     def __init__(self, halt=False):
         self.halt = halt
@@ -48,6 +79,11 @@ class Report:
 
     def __bool__(self):
         return bool(self._found)
+
+    def __repr__(self):
+        kinds = [finding.kind for finding in self.findings]
+        counted = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+        return f"<Report: {', '.join(counted) or 'no findings'}>"
 
     def __str__(self):
         return "\n".join(map(str, self.findings)) or "no findings"
