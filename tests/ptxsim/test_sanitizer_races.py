@@ -64,10 +64,10 @@ def test_a_finding_names_both_threads_and_both_lines():
 @pytest.mark.parametrize(
     "writer, sync, readers",
     [
-        (31, "", "other threads"),
-        (30, "", "thread (31, 0, 0) of block (0, 0, 0) and others"),
+        (0, "", "other threads"),
+        (30, "", "thread (0, 0, 0) of block (0, 0, 0) and others"),
         (30, "__syncwarp();", "other threads"),
-        (40, "__syncwarp();", "thread (31, 0, 0) of block (0, 0, 0) and others"),
+        (40, "__syncwarp();", "thread (0, 0, 0) of block (0, 0, 0) and others"),
     ],
 )
 def test_a_finding_names_no_reader_that_is_ordered(writer, sync, readers, settings):
@@ -600,3 +600,124 @@ def test_a_value_that_all_have_written_can_be_read_by_each(place, settings):
     assert not findings(source, 2, 64, poisoned(1, np.int32), y, **settings)
     assert not findings(source.replace("volatile", ""), 2, 64, poisoned(1, np.int32), y, **settings)
     assert (y == 5).all()
+
+
+@every_schedule
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_each_writes_the_value_again_and_reads_it(blocks, settings):
+    source = """
+    extern "C" __global__ void again(volatile int* z, int* y) {
+      __shared__ volatile int s;
+      for (int k = 0; k < 4; k++) {
+        s = 5;
+        y[blockIdx.x * 96 + threadIdx.x] = s;
+        z[0] = 6;
+        y[blockIdx.x * 96 + threadIdx.x] += z[0];
+      }
+    }"""
+    y = poisoned(192, np.int32)
+    for text in (source, source.replace("volatile ", "")):
+        assert not findings(text, blocks, 96, poisoned(1, np.int32), y, **settings)
+    assert (y[: 96 * blocks] == 11).all()
+
+
+@every_schedule
+@pytest.mark.parametrize(
+    "space, blocks, threads, writes, reads",
+    [
+        (space, 1, *rest)
+        for space in "sz"
+        for rest in [(96, "t < 50", "t >= 64"), (32, "t < 10", "true"), (96, "t % 48 == 5", "t > 50")]
+    ]
+    + [("z", 3, 32, "b < 2", "b == 2")],
+)
+def test_a_value_that_several_have_written_is_not_there_for_others(space, blocks, threads, writes, reads, settings):
+    """Those that have not written it may read what was there before."""
+    source = f"""
+    extern "C" __global__ void some(int* z, int* y) {{
+      __shared__ int s[1];
+      int t = threadIdx.x, b = blockIdx.x;
+      if (t == 0) s[0] = 0;
+      __syncthreads();
+      if ({writes}) {space}[0] = 1;  // other
+      SYNC
+      if ({reads}) y[t] = {space}[0];  // here
+    }}"""
+    z, y = np.zeros(1, np.int32), poisoned(threads, np.int32)
+    found = findings(source.replace("SYNC", ""), blocks, threads, z, y, **settings)
+    assert found and {f.kind for f in found} == {"shared race" if space == "s" else "global race"}
+    assert {f.where for f in found} | {f.other for f in found} == {line(source, "here"), line(source, "other")}
+    if blocks == 1:
+        assert not findings(source.replace("SYNC", "__syncthreads();"), blocks, threads, z, y, **settings)
+
+
+READ_BY_BOTH = {
+    "shared": """
+    extern "C" __global__ void both(int* z, int* flags, int* y) {
+      __shared__ int s[32], flag;
+      int t = threadIdx.x;
+      if (t == 0) flag = 0;
+      if (t < 32) s[t] = 7;
+      __syncthreads();
+      if (t == 0) {
+        y[0] = s[5];
+        SIGNAL
+        atomicExch(&flag, 1);
+      } else if (t == 32) {
+        int mine = s[5];
+        while (atomicAdd(&flag, 0) == 0);
+        __threadfence_block();
+        s[5] = mine + 1;  // write
+        y[1] = s[5];
+      }
+    }""",
+    "global": """
+    extern "C" __global__ void both(int* z, int* flags, int* y) {
+      int mine = z[0];
+      if (threadIdx.x == 0 && blockIdx.x == 0) {
+        y[0] = mine;
+        SIGNAL
+        atomicExch(flags, 1);
+      } else if (threadIdx.x == 0) {
+        while (atomicAdd(flags, 0) == 0);
+        __threadfence();
+        z[0] = mine + 1;  // write
+        y[1] = z[0];
+      }
+    }""",
+    "whole warps": """
+    extern "C" __global__ void both(int* z, int* flags, int* y) {
+      __shared__ int s[1];
+      __shared__ volatile int flag;
+      int t = threadIdx.x;
+      if (t == 0) s[0] = 7, flag = 0;
+      __syncthreads();
+      int mine = s[0];
+      if (t < 32) {
+        y[0] = mine;
+        SIGNAL
+        __syncwarp();
+        if (t == 0) flag = 1;
+      } else {
+        while (flag == 0);
+        __threadfence_block();
+        __syncwarp();
+        if (t == 32) s[0] = mine + 1;  // write
+        __syncwarp();
+        y[1] = s[0];
+      }
+    }""",
+}
+
+
+@every_schedule
+@pytest.mark.parametrize("where", READ_BY_BOTH)
+def test_two_have_read_and_one_of_them_writes_behind_the_flag_of_the_other(where, settings):
+    z, y = np.full(1, 7, np.int32), poisoned(2, np.int32)
+    source = READ_BY_BOTH[where]
+    blocks, threads = (2, 1) if where == "global" else (1, 64)
+    fenced = source.replace("SIGNAL", "__threadfence();")
+    assert not findings(fenced, blocks, threads, z, np.zeros(1, np.int32), y, **settings)
+    assert list(y) == [7, 8]
+    found = findings(source.replace("SIGNAL", ""), blocks, threads, z, np.zeros(1, np.int32), y, **settings)
+    assert line(source, "write") in {f.where for f in found}

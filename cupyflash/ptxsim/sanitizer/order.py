@@ -10,7 +10,7 @@ of some lanes counts as one of the whole warp, a named barrier of some lanes of 
 import numpy as np
 
 from ..group import WARP
-from .stamps import BLOCKMATES, GRID, ONE, WARPMATES, event_of, lane_of, latest, many_of
+from .stamps import BLOCKMATES, ONE, WARPMATES, event_of, lane_of, latest, many_of
 
 
 class Order:
@@ -111,17 +111,14 @@ class Order:
         return self.limit
 
     # -- the question --------------------------------------------------------------------------------
-    def ordered(self, lanes, old, written):
-        """Whether the access that a stamp tells of is done before the lanes go on; `written`: it is of a write
-        (several threads may have written the same value; each may rely on its own)."""
+    def ordered(self, lanes, old):
+        """Whether the access that a stamp tells of is done before the lanes go on."""
         event, many = event_of(old).astype(np.int64), many_of(old)
         other = lane_of(old) - self.first
         block = lanes // self.pitch
         same_block = (many <= BLOCKMATES) & (other // self.pitch == block)
         same_warp = (many <= WARPMATES) & (other // WARP == lanes // WARP)
         done = (many == ONE) & (other == lanes)
-        if written:
-            done |= same_warp & (many == WARPMATES) | same_block & (many == BLOCKMATES) | (many == GRID)
         done |= same_block & (event <= self.block_done[block])
         done |= same_warp & (event <= self.warp_done[lanes])
         done |= event <= self.acquired[lanes // WARP]

@@ -16,15 +16,17 @@ from ..tensor_core import in_shared
 from .copies import Copies
 from .kinds import ATOMIC, COPY, PLAIN, VOLATILE, kinds, only_reads, shortest
 from .order import Order
-from .places import lanes_of
+from .places import lanes_of, positions
 from .stamps import (
     BLOCKMATES,
     GRID,
     ONE,
     WARPMATES,
     Shadow,
+    alone,
     event_of,
     extent,
+    foreign,
     is_pending,
     lane_of,
     many_of,
@@ -56,6 +58,7 @@ class Races(Observer):
     def begin(self, chunk):
         self.order = Order(chunk, self.now)
         self.first = chunk.first * chunk.pitch
+        self.alone = chunk.launch.blocks == 1
         if self.global_ is None:
             self.global_ = {}
             for segment in self.checker.launch.global_.segments:
@@ -149,27 +152,32 @@ class Races(Observer):
     def wait(self, x, m, allowed, ins):
         """Copies are done: from now on they are writes of their threads like others."""
         for lanes, index, size, copy in self.copies.wait(lanes_of(x, m), allowed):
-            rows = self.shared.rows(self.shared.written, size)
-            self.shared.put(rows, index, stamp(self.event(copy), lanes + self.first)[:, None])
+            self.arrived(lanes, index, size, copy)
+
+    def arrived(self, lanes, index, size, copy):
+        shadow, numbers = self.shared, (lanes + self.first).astype(np.uint64)
+        if shadow.put(shadow.rows(shadow.written, size), index, stamp(self.event(copy), numbers)[:, None]):
+            words, numbers = several(shadow, index, size, numbers)
+            shadow.remember(words, numbers, False, _NONE, _NO_STAMPS)
 
     # -- accesses ------------------------------------------------------------------------------------
     def read(self, access, many):
         shadow = access.shadow
-        self.report_races(access, *self.unordered(access, shadow.written, True))
+        self.report_races(access, *self.of_others(access, *self.unordered(access, shadow.written, True)))
         if access.kind in (ATOMIC, VOLATILE):
             self.order.acquire(shadow, access.rows, access.index, access.lanes)
         if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
             return
         if access.index.size < access.lanes.size:
             many = extent(access.lanes, shadow.pitch)
-            access.lanes = access.lanes[:1]
+            access.lanes, access.numbers = access.lanes[:1], access.numbers[:1]
         rows = access.rows(shadow.read)
         stamps = access.stamps(many)
         old = rows.take(access.index, axis=0)
         if old.max() > access.limit:
-            if saturated(old, BLOCKMATES if shadow is self.shared else GRID, access.limit):
+            if saturated(old, BLOCKMATES if shadow is self.shared or self.alone else GRID, access.limit):
                 return
-            stamps = self.joined(access, stamps, *self.unordered(access, shadow.read, False))
+            stamps = self.joined(access, stamps, *self.unordered(access, shadow.read, False, old))
         shadow.put(rows, access.index, stamps)
 
     def write(self, access, many, values):
@@ -179,44 +187,53 @@ class Races(Observer):
         read, readers = self.unordered(access, shadow.read, False)
         at, old = self.unordered(access, shadow.written, True)
         stamps = access.stamps(many)
+        before, earlier = _NONE, _NO_STAMPS
         if old.size and values is not None:
             words = access.words(values)
             compared = ~is_pending(old) & (self.kind_at(old) <= VOLATILE)
             equal = compared & (words[at] == access.present()[at])
-            stamps = self.joined(access, stamps, tuple(w[equal] for w in at), old[equal])
+            before, earlier = access.words_at(tuple(w[equal] for w in at)), old[equal]
+            stamps = self.joined(access, stamps, tuple(w[equal] for w in at), earlier)
             changed = np.ones(words.shape, bool)  # whoever reads a value that another thread has put there, too
             changed[tuple(w[equal] for w in at)] = False
             read, readers = tuple(w[changed[read]] for w in read), readers[changed[read]]
             differ = compared & ~equal
-            self.report("different values", access, tuple(w[differ] for w in at), old[differ])
+            self.report("different values", access, *self.of_others(access, tuple(w[differ] for w in at), old[differ]))
             at, old = tuple(w[~compared] for w in at), old[~compared]
+        at, old = self.of_others(access, at, old)
         self.report_races(access, read, readers)
         self.report_races(access, at, old)
         rows = access.rows(shadow.written)
-        several = False
+        collided = False
         if access.kind == ATOMIC:
             rows[access.spread()] = stamps
         else:
-            several = shadow.put(rows, access.spread(), stamps)
-            if several and values is not None and (access.kind == PLAIN or shadow is self.shared):
+            collided = shadow.put(rows, access.spread(), stamps)
+            if collided or earlier.size or many != ONE:
+                words, numbers = several(shadow, access.spread(), access.size, access.numbers)
+                shadow.remember(words, numbers, many != ONE, before, earlier)
+            if collided and values is not None and (access.kind == PLAIN or shadow is self.shared):
                 self.compare_lanes(access, access.words(values))
         if access.kind in (ATOMIC, VOLATILE):
             if not _RELEASE.isdisjoint(ins.modifiers):
                 self.order.fence(access.lanes, self.now)
             self.order.release(shadow, access.rows, access.index, access.lanes)
-        return several
+        return collided
 
-    def unordered(self, access, table, written):
+    def unordered(self, access, table, written, old=None):
         """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps. A plain look
         at a flag that has done its work is ordered."""
-        old = access.rows(table).take(access.index, axis=0)
-        if old.max() <= access.limit:
-            return (_NONE, _NONE), old[:0, 0]
+        if old is None:
+            old = access.rows(table).take(access.index, axis=0)
+            if old.max() <= access.limit:
+                return _NOTHING
+        others = foreign(old, access.numbers[:, None], access.limit)
+        if not others.any():
+            return _NOTHING
+        at = np.nonzero(others)
         count = old.shape[1]
-        old = np.broadcast_to(old, (access.lanes.size, count))
-        at = np.nonzero(old > access.limit)
-        old = old[at]
-        open_ = ~self.order.ordered(access.lanes[at[0]], old, written)
+        old = np.broadcast_to(old, (access.lanes.size, count))[at]
+        open_ = ~self.order.ordered(access.lanes[at[0]], old)
         if written:
             open_ |= is_pending(old)
         if access.kind in (VOLATILE, ATOMIC):
@@ -225,6 +242,14 @@ class Races(Observer):
             released = np.broadcast_to(access.rows(access.shadow.released)[access.index], (access.lanes.size, count))
             open_ &= (released[at] == 0) | ~self.strong(old)
         return tuple(w[open_] for w in at), old[open_]
+
+    def of_others(self, access, at, old):
+        """Where several threads have written the same value, each of them may rely on its own."""
+        if not (many_of(old) != ONE).any():
+            return at, old
+        wrote = access.shadow.wrote(access.words_at(at), access.numbers[at[0]])
+        kept = ~wrote | (many_of(old) == ONE) | is_pending(old)
+        return tuple(w[kept] for w in at), old[kept]
 
     def kind_at(self, stamps):
         return np.array(self.kinds)[self.site_of(stamps)]
@@ -257,8 +282,7 @@ class Races(Observer):
     def report(self, kind, access, at, old):
         """One finding for each instruction that the access collides with."""
         sites = self.site_of(old)
-        alone = stamp(event_of(old), lane_of(old))
-        named = ~self.order.ordered(access.lanes[at[0]], alone, False)  # the thread that a stamp names is one of those
+        named = ~self.order.ordered(access.lanes[at[0]], alone(old))  # the thread that a stamp names is one of those
         for site in np.unique(sites):
             chosen = sites == site
             other = self.sites[site]
@@ -294,7 +318,24 @@ class Races(Observer):
         self.checker.found("different values", access.ins, text, access.ins, differ.size)
 
 
-_NONE = np.empty(0, np.intp)
+_NONE, _NO_STAMPS = np.empty(0, np.intp), np.empty(0, np.uint64)
+_NOTHING = (_NONE, _NONE), _NO_STAMPS
+
+
+def several(shadow, index, size, numbers):
+    """The words of elements that stamps of several threads are on now, and the number of the thread of each."""
+    count = size // shadow.word
+    words = index[:, None] * count + np.arange(count)
+    at = np.nonzero(many_of(shadow.written[words]) != ONE)
+    return words[at], numbers[at[0]]
+
+
+def numbers_of(x, place, first):
+    """The numbers that threads of a Place have among all of the launch."""
+    numbers = x.memo.get("numbers")
+    if numbers is None:
+        numbers = x.memo["numbers"] = (positions(x) + first).astype(np.uint64)
+    return numbers if place.sel is None else numbers[place.sel]
 
 
 def _copied(x, sources, amount, size):
@@ -317,7 +358,8 @@ class Access:
         self.launch, self.first, self.shared_base = x.chunk.launch, races.first, x.chunk.shared_base
         self.event = races.event(ins)
         self.kind = races.kind_of[ins] if kind is None else kind
-        self.limit = races.order.limit_of(x) if shadow is races.shared else np.uint64(0)
+        self.limit = races.order.limit_of(x) if shadow is races.shared or races.alone else np.uint64(0)
+        self.numbers = numbers_of(x, place, races.first)
 
     def rows(self, table):
         return table.reshape(-1, self.size // self.shadow.word)
@@ -327,7 +369,11 @@ class Access:
         return np.broadcast_to(self.index, self.lanes.shape)
 
     def stamps(self, many):
-        return stamp(self.event, self.lanes + self.first, many, self.kind == COPY)[:, None]
+        return stamp(self.event, self.numbers, many, self.kind == COPY)[:, None]
+
+    def words_at(self, at):
+        """Places (lanes, words) of the access as numbers of words."""
+        return self.spread()[at[0]] * (self.size // self.shadow.word) + at[1]
 
     def words(self, values):
         """What lanes store, (lanes, words)."""

@@ -14,17 +14,26 @@ _EVENT, _MANY = np.uint64(32), np.uint64(30)
 _LANE = np.uint64((1 << 30) - 1)
 _MANY_BITS = np.uint64(3 << 30)
 _PENDING = np.uint64(1 << 63)
+_EVENT_BITS = np.uint64((1 << 63) - (1 << 32))
+_ACCESS = _EVENT_BITS | _LANE
 _WARP = np.uint64(WARP)
 
 
-def stamp(event, lanes, many=ONE, pending=False):
-    """Stamps of one event for each lane."""
-    return lanes.astype(np.uint64) & _LANE | np.uint64(pending << 63 | event << 32 | many << 30)
+def stamp(event, numbers, many=ONE, pending=False):
+    """Stamps of one event for threads with these numbers."""
+    return numbers | np.uint64(pending << 63 | event << 32 | many << 30)
 
 
 def latest(event):
     """The largest stamp of an event."""
     return np.uint64((event + 1 << 32) - 1)
+
+
+def foreign(stamps, numbers, limit):
+    """Which stamps, later than a limit, are not of the thread with this number alone, or of its copies under way."""
+    found = (stamps & ~_EVENT_BITS) != numbers
+    found &= stamps > limit
+    return found
 
 
 def event_of(stamps):
@@ -37,6 +46,11 @@ def many_of(stamps):
 
 def lane_of(stamps):
     return (stamps & _LANE).astype(np.int64)
+
+
+def alone(stamps):
+    """Stamps of the threads that are named, without those that they stand for."""
+    return stamps & _ACCESS
 
 
 def is_pending(stamps):
@@ -58,14 +72,16 @@ def extent(lanes, pitch):
 
 
 def together(old, new, pitch):
-    """The new stamps, marked as standing for the threads of the old ones, too."""
+    """The new stamps, marked as standing for the threads of the old ones, too. The event is the earlier of the two:
+    whoever is ordered behind that one may be behind the other, too, which is not known any more."""
     mine, theirs = new & _LANE, old & _LANE
     many = (mine != theirs).astype(np.uint64)
     many += mine // _WARP != theirs // _WARP
     many += mine // np.uint64(pitch) != theirs // np.uint64(pitch)
     many <<= _MANY
     np.maximum(many, old & _MANY_BITS, out=many)
-    return np.maximum(many, new & _MANY_BITS) | new & ~_MANY_BITS
+    np.maximum(many, new & _MANY_BITS, out=many)
+    return many | np.minimum(old & _ACCESS, new & _ACCESS) | new & _PENDING
 
 
 def saturated(stamps, many, limit):
@@ -81,6 +97,7 @@ class Shadow:
         self.written = np.zeros(size // word, np.uint64)
         self.read = np.zeros(size // word, np.uint64)
         self.released = None  # see Order
+        self.writers = None  # of words that several threads have written: a set of their numbers, as hashes
 
     def rows(self, stamps, size):
         """One row of words for each element of an access."""
@@ -115,19 +132,44 @@ class Shadow:
             whole[index[lost[chosen]]] = _wide(both[chosen], words, whole.dtype)
         return True
 
+    def wrote(self, words, numbers):
+        """Whether threads are among those that have written words, where several have; now and then one that is not."""
+        if self.writers is None:
+            return np.zeros(words.shape, bool)
+        low, high = _hashes(numbers)
+        return (self.writers[0][words] & low != 0) & (self.writers[1][words] & high != 0)
+
+    def remember(self, words, numbers, warps, before, old):
+        """Threads have written words, several each; so have, before them, those of the stamps `old` the words `before`.
+        `warps`: whole warps have."""
+        if self.writers is None:
+            self.writers = np.zeros((2, self.written.size), np.uint64)
+        several = many_of(old) != ONE
+        for table, new, one in zip(self.writers, _hashes(numbers, warps), _hashes(old & _LANE), strict=True):
+            kept = np.where(several, table[before], one)
+            table[words] = 0
+            np.bitwise_or.at(table, before, kept)
+            np.bitwise_or.at(table, words, new)
+
+
+def _hashes(numbers, warps=False):
+    """Two sets, of 64 each, that numbers of threads are in."""
+    low, high = numbers % np.uint64(64), numbers // np.uint64(64) % np.uint64(64)
+    bits = np.uint64((1 << WARP) - 1) << low // _WARP * _WARP if warps else np.uint64(1) << low
+    return bits, np.uint64(1) << high
+
 
 def _wide(stamps, words, dtype):
     return stamps if words == 1 else np.repeat(stamps, words).view(dtype)
 
 
 def _by_many(stamps):
-    """Positions of the stamps that stand for several threads, the widest last."""
-    many = stamps & _MANY_BITS
-    first = many[0]
-    if (many == first).all():
+    """Positions of the stamps that stand for several threads, the widest last, of these the earliest."""
+    many, event = stamps & _MANY_BITS, stamps & _EVENT_BITS
+    if (many == many[0]).all() and (event == event[0]).all():
         yield slice(None)
         return
     for each in (WARPMATES, BLOCKMATES, GRID):
         chosen = np.flatnonzero(many == np.uint64(each << 30))
         if chosen.size:
-            yield chosen
+            yield chosen[np.argsort(event[chosen], kind="stable")[::-1]]
