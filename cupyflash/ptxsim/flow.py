@@ -68,6 +68,8 @@ def basic_blocks(function: Function) -> list[Block]:
         elif ending.opcode == "brx":
             table = function.tables[ending.operands[1].name]
             targets = tuple(number[_position(function, name, ending)] for name in table)
+            if ending.guard is not None:
+                targets += (following,)
         else:
             targets = (exit_index,) if ending.guard is None else (exit_index, following)
         blocks.append(Block(index, body, ending, targets))
@@ -83,6 +85,17 @@ def leave_at_branches(blocks):
     for block in blocks:
         if len(block.targets) > 1:
             block.targets = tuple(len(blocks) if target in bare else target for target in block.targets)
+
+
+def in_loop(blocks, block):
+    """Whether control can come back to a block."""
+    seen, open_ = set(), list(block.targets)
+    while open_:
+        target = open_.pop()
+        if target not in seen and target < len(blocks):
+            seen.add(target)
+            open_ += blocks[target].targets
+    return block.index in seen
 
 
 def _position(function, label, instruction):

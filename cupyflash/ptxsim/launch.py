@@ -15,6 +15,9 @@ from .workers import run_in_processes
 _UNDEFINED = {"?": False, "u1": 0xFF, "u2": 0xFFFF, "u4": 0xFFFFFFFF, "u8": 2**64 - 1, "f4": np.nan, "f8": np.nan}
 _NEAR = 1 << 20  # bytes
 
+_CHUNK_LANES = 4096
+_RESIDENT_LANES = 1 << 18  # about the threads that a GPU holds at once
+
 
 class Launch:
     """A kernel with everything it was called with. `arrays`: what it may touch, by name."""
@@ -45,7 +48,8 @@ class Launch:
 
     def run_chunks(self):
         """Chunk by chunk, in processes if there may be several."""
-        per_chunk = max(1, self.settings.chunk_lanes // (-(-self.threads // WARP) * WARP))
+        lanes = self.settings.chunk_lanes or (_RESIDENT_LANES if self.program.awaits_blocks else _CHUNK_LANES)
+        per_chunk = max(1, lanes // (-(-self.threads // WARP) * WARP))
         chunks = [(first, min(per_chunk, self.blocks - first)) for first in range(0, self.blocks, per_chunk)]
         processes = 1 if self.observers or self.program.communicates else min(self.settings.workers, len(chunks))
         if processes > 1:

@@ -11,7 +11,7 @@ from .async_copy import AsyncCopies
 from .barrier import Barriers
 from .errors import Deadlock
 from .flow import bits, is_barrier
-from .group import WARP, Group, NotConverged
+from .group import WARP, Group, NotConverged, both
 from .memory import GenericSpace, LocalMemory, SharedMemory
 
 NOBODY = 2**31 - 1  # as a program counter
@@ -36,6 +36,7 @@ class Chunk:
         self.barriers = Barriers(self)
         self.parked = np.zeros(self.n, bool)  # at a warp instruction, for other lanes
         self.behind = np.zeros(self.n, bool)  # set back, because they only poll
+        self.polls = np.zeros(self.n, np.int64)  # since a lane was last set back
         self.hung = np.full(self.n, -1, np.int64)  # `changes` when a lane was seen to repeat itself for ever
         self.changes = self.ticks = self.steps = 0
         self.last_rescue, self.idle_rescues = None, 0
@@ -60,7 +61,8 @@ class Chunk:
 
     # -- choosing who runs ---------------------------------------------------------------------------
     def choose(self):
-        """The next group, its block, and the lowest block of the other runnable lanes; None at the end."""
+        """The next group, its block, the lowest block of the others that are ready, and whether anybody else could
+        run at all; None at the end."""
         away = self.pc == self.exit
         if self.barriers.somebody:
             away |= self.barriers.waiting >= 0
@@ -78,7 +80,8 @@ class Chunk:
             return self.choose_warp(ready, key)
         low = ready.min()
         active = ready == low
-        return self.group(active), int(low), int(np.where(active, NOBODY, key).min())
+        others = np.where(active, NOBODY, ready).min()
+        return self.group(active), int(low), int(others), bool((~active & ~away).any())
 
     def choose_warp(self, ready, key):
         warps = ready.reshape(-1, WARP).min(1)
@@ -87,7 +90,7 @@ class Chunk:
         active = np.zeros(self.n, bool)
         active[own] = ready[own] == warps[warp]
         others = np.where(active[own], NOBODY, key[own]).min()
-        return self.group(active), int(warps[warp]), int(others)
+        return self.group(active), int(warps[warp]), int(others), True
 
     def group(self, active):
         warps = active.reshape(-1, WARP).any(1)
@@ -118,8 +121,9 @@ class Chunk:
         self.behind &= hopeless
 
     # -- running a group -----------------------------------------------------------------------------
-    def run_group(self, x, pc, others):
-        """Run blocks from `pc` until the group splits, must wait, or reaches block `others`."""
+    def run_group(self, x, pc, others, company):
+        """Run blocks from `pc` until the group splits, must wait, or reaches block `others`; with `company`, until
+        it has only polled for a while."""
         program = self.launch.program
         own = x is not self.everyone
         registers = [None] * len(self.registers) if own else self.registers
@@ -147,7 +151,7 @@ class Chunk:
             live = program.blocks[pc].live_in
             if block.polls:
                 polls += 1
-                if others < NOBODY or self.random is not None:
+                if company:
                     if polls == POLLS_BEFORE_YIELD // 2:
                         snapshot = steps, pc, self.state(pc, registers)
                     elif polls == POLLS_BEFORE_YIELD:
@@ -163,6 +167,8 @@ class Chunk:
                 break
         if pc is not None:
             self.pc[x.positions()] = pc
+        if polls and company:
+            self.tire(x.positions(), polls)
         if own:
             self.scatter(x, registers, written & live)
 
@@ -176,7 +182,7 @@ class Chunk:
         if ending.opcode == "trap":
             raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), "trap", "trap")
         if ending.opcode == "brx":
-            pcs = np.array(targets, np.int32)[result.astype(np.int64)]
+            pcs = self.indexed(x, block, *result)
             self.tell_branch(x, block, pcs if pcs.size > 1 else None)
             return self.split(x, pcs)
         if ending.guard is None:  # ret, exit
@@ -190,6 +196,18 @@ class Chunk:
             result = (count > 0,)
         self.tell_branch(x, block, None)
         return self.split(x, np.array([targets[0 if result[0] else 1]], np.int32))
+
+    def indexed(self, x, block, index, taken):
+        """Each lane's next block after brx; `taken`: its guard, or None. Inactive lanes get any."""
+        ending, targets = block.ending, np.array(block.targets, np.int32)
+        labels = targets.size if taken is None else targets.size - 1
+        acts = both(x.mask, np.True_ if taken is None else taken)
+        outside = (index >= labels) & acts
+        if outside.any():
+            lane = int(np.argmax(np.broadcast_to(outside, x.n)))
+            value = int(np.broadcast_to(index, x.n)[lane])
+            raise x.error(ending, lane, f"{ending} with index {value} into a table of {labels}", "indexed branch")
+        return targets[np.where(acts, index.astype(np.int64), targets.size - 1)]
 
     def tell_branch(self, x, block, ways):
         """`ways`: what decides where each lane goes, a predicate or a block; None if they stay together."""
@@ -240,6 +258,13 @@ class Chunk:
         self.registers[i] = new
 
     # -- when nothing moves --------------------------------------------------------------------------
+    def tire(self, lanes, polls):
+        """Lanes that poll in ever new groups fall behind, too."""
+        self.polls[lanes] += polls
+        lanes = lanes[(self.polls[lanes] >= POLLS_BEFORE_YIELD) & (self.pc[lanes] != self.exit)]
+        self.behind[lanes] = True
+        self.polls[lanes] = 0
+
     def fall_behind(self, x, hung):
         """Let others run first; if the group is hung, until memory has changed."""
         lanes = x.positions()
@@ -272,10 +297,11 @@ class Chunk:
             groups += self.stuck("deadlock", here & self.parked, "wait for other lanes of their warp", first)
             groups += self.stuck("livelock", here & ~at_barrier & ~self.parked, "repeat a loop", first)
             before = block.ending
+        if self.count < self.launch.blocks:
+            hint = f"; {self.count} of {self.launch.blocks} blocks run at a time (settings: chunk_lanes)"
+            groups = [(kind, what + hint, *rest) for kind, what, *rest in groups]
         lines = [f"{self.launch.program.name}: no thread can go on"]
         lines += [f"  {what}, {where}" for _, what, where, _ in groups]
-        if self.count < self.launch.blocks:
-            lines.append(f"  ({self.count} of {self.launch.blocks} blocks are resident: settings(chunk_lanes=...))")
         return Deadlock("\n".join(lines), groups)
 
     def stuck(self, kind, lanes, doing, instruction):

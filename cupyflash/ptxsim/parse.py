@@ -164,6 +164,8 @@ class _Parser:
         self.body()
         for instruction, scopes in self.branches:
             instruction.operands = tuple(self.resolved(operand, scopes) for operand in instruction.operands)
+        for name, (targets, scopes) in function.tables.items():
+            function.tables[name] = [self.resolved(Label(target), scopes).name for target in targets]
 
     def resolved(self, operand, scopes):
         """A label may be used before it is defined: look it up when all are known."""
@@ -289,7 +291,9 @@ class _Parser:
             while not self.accept(";"):
                 self.accept(",")
                 targets.append(self.take())
-            self.function.tables[name] = targets
+            unique = f"{name}@{len(self.function.code)}" if name in self.function.tables else name
+            self.scopes[-1][name] = Label(unique)
+            self.function.tables[unique] = targets, tuple(self.scopes)
             return
         unique = f"{name}@{len(self.function.code)}" if name in self.function.labels else name
         self.scopes[-1][name] = Label(unique)
@@ -326,7 +330,7 @@ class _Parser:
         if opcode in ("addc", "subc", "madc"):
             operands.append(self.carry_flag())
         instruction = Instruction(opcode, tuple(modifiers), tuple(operands), guard, line, self.source, self.calls)
-        if opcode == "bra":
+        if opcode in ("bra", "brx"):
             self.branches.append((instruction, tuple(self.scopes)))
         return instruction
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from .flow import basic_blocks, bits, leave_at_branches, results, sources
+from .flow import basic_blocks, bits, in_loop, leave_at_branches, results, sources
 from .inline import inline_calls
 from .isa import check_support, types_of
 from .shadow import may_be_undefined
@@ -27,6 +27,7 @@ class Program:
         self.name = name
         self.communicates = communicates(function)
         self.blocks = basic_blocks(function)
+        self.awaits_blocks = self.communicates and any(b.polls and in_loop(self.blocks, b) for b in self.blocks)
         if not profiled and not sanitized:  # who watches hears of every instruction
             leave_at_branches(self.blocks)
         self.constants = Constants()

@@ -38,7 +38,7 @@ class Settings:
     ulp_noise: int = 0
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
-    chunk_lanes: int = 4096
+    chunk_lanes: int | None = None
     workers: int = 1
 
     def __post_init__(self):
@@ -49,8 +49,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
                 raise ValueError(f"{name}: {value!r}, must be an integer of at least 0")
-        if not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1:
-            raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be an integer of at least 1")
+        if self.chunk_lanes is not None and (not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1):
+            raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be None or an integer of at least 1")
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise ValueError(f"workers: {self.workers!r}, must be an integer of at least 1")
         if self.workers > 1 and not AVAILABLE:
@@ -105,8 +105,10 @@ def settings(**choices):
         Of the random schedule and of the noise.
     progress : callable, optional
         Called as ``progress(done_blocks, total_blocks)`` during a launch.
-    chunk_lanes : int, default 4096
-        Threads that are simulated together, as one NumPy array for each register (at least one block).
+    chunk_lanes : int, optional
+        Threads that are simulated together, as one NumPy array for each register (at least one block). Default: 4096,
+        or 262,144 where a loop of the kernel may wait for other blocks: as on a GPU, a block cannot wait for one that
+        does not run at the same time.
     workers : int, default 1
         Processes that share the chunks of a launch, on Linux; the results are those of one. Kernels whose blocks may
         work together (atomics, fences or volatile accesses in global memory) run in one, as do all under `profile`

@@ -320,7 +320,8 @@ class BlockTranslator:
         if ending.opcode in ("bar", "barrier"):
             return self.barrier(ending)
         if ending.opcode == "brx":
-            return self.use(ending.operands[0], "u32")
+            guard = "None" if ending.guard is None else self.use(ending.guard, "pred")
+            return f"{self.use(ending.operands[0], 'u32')}, {guard}"
         if ending.guard is not None:
             return self.use(ending.guard, "pred")
         return "None"

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from cupyflash import ptxsim
+
+from .kernels import SCHEDULES, launch, poisoned, python_threads, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
 
@@ -270,3 +272,100 @@ def test_shadowed_names_in_nested_scopes():
       out[i] = y;
     }"""
     run_per_thread(source, lambda i: 3 * (i + 5), {}, count=96)
+
+
+INDEXED = """
+extern "C" __global__ void indexed(unsigned* out, unsigned turns, unsigned last) {{
+  unsigned t = threadIdx.x, r = 0;
+  for (unsigned k = 0; k < turns; ++k)
+    asm volatile("{{ .reg .pred away, p; .reg .u32 i;\\n"
+        " add.u32 i, %1, %2; setp.ge.u32 away, %1, 27; setp.ne.u32 p, %1, 9; rem.u32 i, i, %3;\\n"
+        " @away bra done; ways: .branchtargets one, two, three; add.u32 %0, %0, 1000;\\n"
+        " {guard} brx.idx i, ways; add.u32 %0, %0, 7; bra done;\\n"
+        " one: add.u32 %0, %0, 1; two: add.u32 %0, %0, 20; bra done; three: add.u32 %0, %0, 300; done: }}"
+        : "+r"(r) : "r"(t), "r"(k), "r"(last));
+  out[t] = r;
+}}"""
+
+
+@pytest.mark.parametrize("guard", ["", "@p"])
+@every_schedule
+def test_indexed_branches_of_some_lanes(guard, settings):
+    """Lanes that are elsewhere have no index; lanes whose guard is false go on behind the branch."""
+
+    def model(block, t):
+        total = 0
+        for k in range(4):
+            if t < 27:
+                total += 1007 if guard and t == 9 else (1021, 1020, 1300)[(t + k) % 3]
+        return total
+
+    out = poisoned(32, np.uint32)
+    launch(INDEXED.format(guard=guard), 1, 32, out, np.uint32(4), np.uint32(3), **settings)
+    np.testing.assert_array_equal(out, python_threads(model, 1, 32)[0])
+
+
+def test_an_index_outside_the_table():
+    with pytest.raises(ptxsim.SimulationError, match=r"index 3 into a table of 3.*thread \(3, 0, 0\)"):
+        launch(INDEXED.format(guard=""), 1, 32, poisoned(32, np.uint32), np.uint32(1), np.uint32(4))
+
+
+LOOK_BACK = """
+extern "C" __global__ void chain(volatile int* state) {
+  int b = blockIdx.x;
+  if (b == 0) { state[0] = 2; return; }
+  state[b] = 1;
+  for (int p = b - 1;;) {
+    int seen = state[p];
+    if (seen == 0) continue;
+    if (seen == 2) break;
+    p--;
+  }
+  state[b] = 2;
+}"""
+
+
+@every_schedule
+def test_blocks_that_look_back_let_those_before_them_finish(settings):
+    """Some lanes poll at the lowest pc while others that poll there, too, have been set back."""
+    state = np.zeros(9, np.int32)
+    launch(LOOK_BACK, 9, 1, state, **settings)
+    assert (state == 2).all()
+
+
+def test_lanes_that_poll_in_ever_new_groups_do_not_starve_the_others():
+    source = """
+    extern "C" __global__ void wait(volatile int* flag, int* out) {
+      int t = threadIdx.x, turns = 0;
+      if (t < 8) {
+        while (flag[0] == 0) {
+          ++turns;
+          if ((turns + t) % 2) out[t] = turns; else out[t + 8] = flag[1] - turns;
+        }
+        out[t] = -1;
+      } else if (t == 8) flag[0] = 1;
+    }"""
+    out = np.zeros(16, np.int32)
+    launch(source, 1, 32, np.zeros(2, np.int32), out)
+    assert (out[:8] == -1).all()
+
+
+GRID_BARRIER = """
+extern "C" __global__ void meet(unsigned* arrived, int* out) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(arrived, 1u);
+    while (atomicAdd(arrived, 0u) < gridDim.x) {}
+  }
+  __syncthreads();
+  out[blockIdx.x] = 1;
+}"""
+
+
+def test_blocks_that_wait_for_each_other_run_together():
+    out = np.zeros(40, np.int32)
+    launch(GRID_BARRIER, 40, 256, np.zeros(1, np.uint32), out)
+    assert out.all()
+    with pytest.raises(ptxsim.Deadlock, match=r"16 of 40 blocks run at a time .settings: chunk_lanes"):
+        launch(GRID_BARRIER, 40, 256, np.zeros(1, np.uint32), out, chunk_lanes=4096)
