@@ -1,8 +1,13 @@
 """The command line on real files: results are attention's own; every error is one line and leaves nothing behind."""
 
+import contextlib
+import fcntl
+import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import ml_dtypes
@@ -275,13 +280,18 @@ def test_ctrl_c_leaves_nothing(folder):
     np.save("long.npy", np.zeros((64, 4096, 64), np.float16))
     before = sorted(folder.iterdir())
     command = [sys.executable, "-m", "cupyflash", "attend", *["long.npy"] * 3, "--device", "simulator", "-o", "o.npy"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while "block" not in (line := process.stderr.read(32)):  # the progress bar: at work for more than a second
-            assert line
+    terminal, inside = os.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    with subprocess.Popen(command, stderr=inside) as process, os.fdopen(terminal, "rb", buffering=0) as shown:
+        os.close(inside)
+        said = shown.read(1024)  # the progress bar: at work for more than a second
+        assert b"attention" in said
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
+        with contextlib.suppress(OSError):  # how the end of a terminal reads
+            while more := shown.read(1024):
+                said += more
     assert process.returncode == 130
-    assert said.endswith("cupyflash: interrupted, nothing written\n")
+    assert said.endswith(b"cupyflash: interrupted, nothing written\r\n")
     assert sorted(folder.iterdir()) == before
 
 
@@ -292,7 +302,8 @@ def test_the_module_runs_and_sets_the_exit_status(folder):
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
-def test_progress_only_on_long_work(capsys):
+def test_progress_only_on_long_work(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress_bar("short"), ptxsim.settings() as settings:
         settings.progress(1, 2)
         settings.progress(2, 2)
@@ -303,6 +314,14 @@ def test_progress_only_on_long_work(capsys):
         settings.progress(1, 8)  # a second launch
         time.sleep(1.7)
     assert "long:" in (said := capsys.readouterr().err) and "1/8" in said
+
+
+def test_a_log_holds_no_progress(capsys):
+    with progress_bar("long"), ptxsim.settings() as settings:
+        settings.progress(1, 4)
+        settings.progress(1, 8)
+        time.sleep(1.7)
+    assert capsys.readouterr().err == ""
 
 
 def kernel_text(command, *arguments):

@@ -17,8 +17,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, **kwargs)
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Nothing that is not known is left to the parser of which this one is a subcommand."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str):
-        raise CommandError(f"{message} ({self.prog} --help)")
+        raise CommandError(f"{message} (python -m {self.prog} --help)")
 
 
 def run(parser: Parser, arguments: Sequence[str] | None) -> int:

@@ -17,8 +17,8 @@ _REFRESH = 0.5
 
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[None]:
-    """Within the block, simulated launches report their blocks on stderr; nothing is left there afterwards."""
-    with tqdm(desc=description, unit="block", file=sys.stderr, leave=False, delay=_FIRST_SHOWN) as bar:
+    """Within the block, simulated launches report their blocks on stderr if it is a terminal; nothing is left there."""
+    with tqdm(desc=description, unit="block", file=sys.stderr, leave=False, delay=_FIRST_SHOWN, disable=None) as bar:
 
         def update(done: int, total: int) -> None:
             if total != bar.total or done < bar.n:  # another launch

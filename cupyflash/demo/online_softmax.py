@@ -69,7 +69,7 @@ def report() -> Iterator[str]:
     for tile, step in enumerate(history):
         first, last = tile * BLOCK_N, min((tile + 1) * BLOCK_N, x.tokens) - 1
         yield (
-            f"   {first:3}-{last:3} {step.row_max[row]:9.4f} {step.rescale[row]:24.6f} {step.row_sum[row]:12.6f} "
-            f"{step.lse[row]:10.6f}"
+            f"   {first:3}-{last:3} {step.row_max[row]:9.3f} {step.rescale[row]:24.4f} {step.row_sum[row]:12.4f} "
+            f"{step.lse[row]:10.4f}"
         )
-    yield f"   lse from the kernel: {lse[row]:.6f} (the table is float32 NumPy)"
+    yield f"   lse from the kernel: {lse[row]:.4f} (the table is float32 NumPy)"

@@ -48,6 +48,11 @@ _LIMITS = {
 }
 
 
+def known(arch):
+    """Whether the limits of an architecture are known."""
+    return arch in _LIMITS
+
+
 @dataclasses.dataclass(frozen=True)
 class Occupancy:
     """Blocks and warps of one kernel on one SM.
@@ -107,7 +112,7 @@ def occupancy(arch, threads, registers, shared_bytes=0, barriers=0):
     >>> print(occupancy("sm_80", threads=128, registers=225, shared_bytes=64 * 1024))
     2 blocks, 8 of 64 warps per SM (12%) on sm_80, limited by registers and shared memory
     """
-    if arch not in _LIMITS:
+    if not known(arch):
         raise ValueError(f"arch: {arch!r}, must be one of {', '.join(_LIMITS)}")
     for name, value, least, most in (
         ("threads", threads, 1, 1024),

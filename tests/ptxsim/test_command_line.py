@@ -121,7 +121,7 @@ def test_lines_by_a_counter(folder, capsys):
 
 
 def test_a_clean_launch_under_the_sanitizer(folder, capsys):
-    run(f"sanitize {LAUNCH} {ARGUMENTS} --json report.json --save 1=out.npy --schedule random --seed 3")
+    run(f"sanitize {LAUNCH} {ARGUMENTS} --json report.json --save 1=out.npy --schedule random --schedule-seed 3")
     assert "no findings" in capsys.readouterr().out
     assert json.loads((folder / "report.json").read_text()) == {"findings": []}
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)
@@ -129,7 +129,10 @@ def test_a_clean_launch_under_the_sanitizer(folder, capsys):
 
 def test_a_read_outside_the_arrays_is_found(folder, capsys):
     run(f"sanitize {LAUNCH} {ARGUMENTS.replace('i32:64', 'i32:65')} --json report.json", status=1)
-    assert "transpose.cu:4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "transpose.cu:4" in said
+    ended = "the launch ended there: 4,096 of 4,096 elements of --arg 1, out:f32:64x64, were never written\n"
+    assert ended in said
     (finding,) = json.loads((folder / "report.json").read_text())["findings"]
     assert finding["where"] == "transpose.cu:4" and finding["kernel"] == "transpose"
 
@@ -152,6 +155,77 @@ def test_a_write_to_an_input_is_found(folder, capsys):
 def test_elements_that_nothing_has_written_are_found(folder, capsys):
     run(f"sanitize {LAUNCH} --arg out:f32:64x64 --arg zeros:f32:64x64 --arg i32:64", status=1)
     assert "uninitialised" in capsys.readouterr().out
+
+
+STEP = """\
+extern "C" __global__ void step(float* x, float* y) {
+    if (threadIdx.x < 3) y[threadIdx.x] = 1;
+    __syncthreads();
+    x[threadIdx.x] += 1;
+}
+"""
+
+
+def test_what_a_fault_has_left_unwritten(folder, capsys):
+    """Nothing is said of a launch that came to its end, whatever its findings."""
+    (folder / "step.cu").write_text(STEP)
+    launch = "sanitize step.cu --grid 1 --block 8"
+    run(f"{launch} --arg zeros:f32:4 --arg out:f32:20", status=1)
+    said = capsys.readouterr().out
+    assert "the launch ended there: 17 of 20 elements of --arg 1, out:f32:20, were never written\n" in said
+    run(f"{launch} --arg zeros:f32:4 --arg zeros:f32:20", status=1)
+    assert "the launch ended there\n" in capsys.readouterr().out
+    run(f"{launch} --arg out:f32:8 --arg out:f32:20", status=1)
+    said = capsys.readouterr().out
+    assert "uninitialised" in said and "ended" not in said
+
+
+def test_random_arrays_that_a_kernel_writes(folder, capsys):
+    """`random:` is for reading, which is said where a kernel writes it; `inout-random:` are the same numbers."""
+    (folder / "step.cu").write_text(STEP)
+    launch = "step.cu --grid 1 --block 8 --save 0=x.npy --arg"
+    advice = "inout: and inout-random: may be written\n"
+    run(f"sanitize {launch} random:f32:8 --arg zeros:f32:3", status=1)
+    assert advice in capsys.readouterr().out
+    before = np.load("x.npy")
+    run(f"profile {launch} random:f32:8 --arg zeros:f32:3", status=1)
+    assert capsys.readouterr().err.endswith(advice)
+    run(f"sanitize {launch} inout-random:f32:8 --arg zeros:f32:3")
+    assert advice not in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load("x.npy"), before + 1)
+
+
+def test_the_seed_of_the_data_is_not_that_of_the_schedule(folder, capsys):
+    (folder / "order.cu").write_text("""
+extern "C" __global__ void order(const float* x, int* place, int* next) {
+    if (threadIdx.x % 32 == 0) place[threadIdx.x / 32] = atomicAdd(next, 1);
+}""")
+    found = {}
+    for seed, schedule_seed in (0, 0), (1, 0), (0, 1):
+        run("profile order.cu --grid 1 --block 512 --schedule random --save 0=x.npy --save 1=place.npy "
+            "--arg random:f32:8 --arg out:i32:16 --arg zeros:i32:1 "
+            f"--seed {seed} --schedule-seed {schedule_seed}")  # fmt: skip
+        found[seed, schedule_seed] = np.load("x.npy"), np.load("place.npy")
+    for (x, place), same_data, same_order in (found[1, 0], False, True), (found[0, 1], True, False):
+        assert np.array_equal(x, found[0, 0][0]) == same_data
+        assert np.array_equal(place, found[0, 0][1]) == same_order
+
+
+def test_occupancy_of_an_architecture_whose_limits_are_not_known(folder, capsys):
+    run(f"profile {LAUNCH} {ARGUMENTS} --arch sm_88 --html page.html")
+    assert "limits of sm_88 are not known" in capsys.readouterr().out
+    assert "limits of sm_88 are not known" in (folder / "page.html").read_text()
+
+
+def test_errors_name_a_command_that_helps(folder, capsys, monkeypatch):
+    for words in f"sanitize {LAUNCH} --html x", "profile sources/transpose.cu --grid 1", "count", "ptx":
+        run(words, status=2)
+        command = capsys.readouterr().err.partition("(python -m ")[2].removesuffix(")\n").split()
+        assert command[:2] == ["cupyflash.ptxsim", *words.split()[:1]] or command[1:] == ["--help"]
+        with pytest.raises(SystemExit) as ended:
+            main(command[1:])
+        said = capsys.readouterr().out
+        assert ended.value.code == 0 and said.startswith(f"usage: {' '.join(command[:-1])}")
 
 
 def test_a_fault_ends_a_profile(folder, capsys):
@@ -277,9 +351,11 @@ BAD = [
     (f"profile {LAUNCH} {ARGUMENTS} --json no/x.json", "no/x.json: there is no directory"),
     (f"profile {LAUNCH} {ARGUMENTS} --json a --html a", "a: would be written twice"),
     (f"profile {LAUNCH} {ARGUMENTS} --png no/a.png", "no/a.png: there is no directory"),
+    (f"profile {LAUNCH} {ARGUMENTS} --png a.jpg", "--png a.jpg: is not of the form FILE.png"),
     (f"profile {LAUNCH} {ARGUMENTS} --by time", "--by: invalid choice: 'time'"),
     (f"profile {LAUNCH} {ARGUMENTS} --schedule odd", "--schedule: invalid choice: 'odd'"),
     (f"profile {LAUNCH} {ARGUMENTS} --seed -1", "--seed: '-1' is not a whole number"),
+    (f"profile {LAUNCH} {ARGUMENTS} --schedule-seed x", "--schedule-seed: 'x' is not a whole number"),
 ]
 
 

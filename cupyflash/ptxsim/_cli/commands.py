@@ -20,6 +20,7 @@ from cupyflash._cli.errors import CommandError
 from cupyflash._cli.progress import progress_bar
 from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse
 from cupyflash.ptxsim.profile.page import page
+from cupyflash.ptxsim.sanitizer.fresh import unwritten
 from cupyflash.ptxsim.settings import ARCHITECTURES, SCHEDULES
 
 _BY = (
@@ -73,7 +74,8 @@ def _launching(subparsers, name: str, summary: str, status: str) -> argparse.Arg
     parser.add_argument("--shared", type=int, default=0, metavar="BYTES", help="of dynamic shared memory; default 0")
     parser.add_argument("--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N afterwards")
     parser.add_argument("--schedule", choices=SCHEDULES, default="lockstep", help="default lockstep")
-    parser.add_argument("--seed", type=_natural, default=0, help="of random arguments and the random schedule")
+    parser.add_argument("--schedule-seed", type=_natural, default=0, metavar="N", help="of the random one; default 0")
+    parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="of random arguments; default 0")
     return parser
 
 
@@ -107,6 +109,8 @@ def _natural(text: str) -> int:
 
 def _profile(args: argparse.Namespace) -> int:
     targets = _targets(args.json, args.html, args.png)
+    if args.png and args.png.suffix.lower() != ".png":
+        raise CommandError(f"--png {args.png}: is not of the form FILE.png")
     if args.png and importlib.util.find_spec("matplotlib") is None:
         raise CommandError(f"--png {args.png}: needs Matplotlib: pip install matplotlib")
     launch = _Launch(args, targets)
@@ -114,7 +118,7 @@ def _profile(args: argparse.Namespace) -> int:
         with ptxsim.profile() as profile:
             launch.run("profile")
     except ptxsim.SimulationError as error:
-        print(f"cupyflash.ptxsim: {error}", file=sys.stderr)
+        print(f"cupyflash.ptxsim: {error}{launch.advice(str(error))}", file=sys.stderr)
         return 1
     (kernel,) = profile.kernels
     print(f"{kernel}\n\n{kernel.line_table(by=args.by)}")
@@ -134,7 +138,9 @@ def _sanitize(args: argparse.Namespace) -> int:
     launch = _Launch(args, targets)
     with ptxsim.sanitize() as report:
         launch.run("sanitize")
-    print(report)
+    print(f"{report}{launch.advice(str(report))}")
+    if report.ended:
+        print(launch.unwritten())
     document = {"findings": [finding.as_dict() for finding in report.findings]}
     launch.finish(targets, {args.json: lambda file: file.write(json.dumps(document, indent=1).encode())})
     return int(bool(report))
@@ -194,7 +200,7 @@ class _Launch:
     def run(self, command: str) -> None:
         """Compile and launch, with progress on long work."""
         args = self.args
-        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.seed), _compiling():
+        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.schedule_seed), _compiling():
             kernel = self._kernel()
             try:
                 if args.shared > kernel.max_dynamic_shared_size_bytes:
@@ -203,6 +209,21 @@ class _Launch:
                     kernel(args.grid, args.block, tuple(a.value for a in self.arguments), shared_mem=args.shared)
             except (TypeError, ValueError) as error:
                 raise CommandError(_as_options(str(error))) from error
+
+    def advice(self, said: str) -> str:
+        """What to do about a write to an array that was given for reading, a line of its own; none where none was."""
+        if "in a read-only array" not in said:
+            return ""
+        return "\nin: and random: are arrays that the kernel only reads; inout: and inout-random: may be written"
+
+    def unwritten(self) -> str:
+        """That a fault has ended the launch, and what it has not written for that."""
+        lines = ["the launch ended there"]
+        for number, argument in enumerate(self.arguments):
+            if argument.text.startswith("out:") and (missing := unwritten(argument.value)):
+                of = f"{missing:,} of {argument.value.size:,} elements"
+                lines.append(f"{of} of --arg {number}, {argument.text}, were never written")
+        return ": ".join([lines[0], "; ".join(lines[1:])]) if lines[1:] else lines[0]
 
     def finish(self, targets: dict[Path, Path], documents: dict[Path | None, Callable[[BinaryIO], object]]) -> None:
         """Write all files, and print the other arrays that the kernel may have written."""

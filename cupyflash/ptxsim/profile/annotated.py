@@ -4,6 +4,7 @@ import dataclasses
 
 from ..devices import BOUNDED
 from ..errors import CompileError, CompilerMissing
+from ..occupancy import known
 from .sources import line_texts
 
 
@@ -84,7 +85,9 @@ def demands(kernel):
         found.append(("a thread needs", f"{needs.registers} registers, {spilled}"))
         shared = needs.static_shared_bytes + shape.dynamic_shared_bytes
         found.append(("a block needs", f"{shared:,} bytes of shared memory"))
-    if (fit := when_known(lambda: kernel.occupancy)) is not None:
+    if not known(shape.arch):
+        found.append(("an SM holds", f"limits of {shape.arch} are not known"))
+    elif (fit := when_known(lambda: kernel.occupancy)) is not None:
         limits = " and ".join(fit.limited_by)
         found.append(("an SM holds", f"{fit.blocks} blocks, {fit.warps} of {fit.max_warps} warps, limited by {limits}"))
     return found

@@ -42,6 +42,7 @@ class Checker(Observer):
         if isinstance(error, Halted):
             raise error
         name = self.launch.program.name
+        self.report.ended.append(name)
         itself = (error.kind, error.what, error.where, error.lanes)
         for kind, what, where, threads in error.groups if isinstance(error, Deadlock) else (itself,):
             self.report.add(Finding(kind, name, where, what or str(error), None, threads, error.calls), error)

@@ -52,6 +52,11 @@ def empty(shape, dtype=float):
     return np.ndarray(shape, dtype, buffer=memory)
 
 
+def unwritten(array):
+    """How many elements of an array, as `empty` returned it, are uninitialised."""
+    return int(np.count_nonzero(_holds_pattern(array.reshape(-1).view(np.uint8), array.dtype))) // array.itemsize
+
+
 def unwritten_bytes(segment):
     """For each byte of a segment of global memory 1 if it belongs to an uninitialised element; None if none does."""
     found = None

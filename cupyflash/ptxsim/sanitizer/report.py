@@ -71,6 +71,7 @@ class Report:
 
     def __init__(self, halt=False):
         self.halt = halt
+        self.ended = []  # names of kernels of which a fault has ended a launch
         self._found = {}
 
     @property
