@@ -100,13 +100,16 @@ class Launch:
         misses = []
         for name, array in self.arrays.items():
             low, high, _ = _extent(array)
-            misses.append((max(low - address, address - high), address >= low, name))
+            size = f"{name} ({high - low:,} bytes)"
+            misses.append((max(low - address, address - high), address >= low, size))
         distance, behind, name = min(misses, default=(_NEAR, False, ""))
         if distance >= _NEAR:
             return ""
         if distance < 0:
             return f", across the end of {name}"
-        return f", {distance} bytes {'behind the end' if behind else 'before the start'} of {name}"
+        if distance == 0:
+            return f", just past the end of {name}"
+        return f", {distance:,} bytes {'past the end' if behind else 'before the start'} of {name}"
 
     def block_of(self, block):
         x, y, _ = self.grid

@@ -292,10 +292,10 @@ class Chunk:
             here = self.pc == block.index
             first = (block.code or [block.ending])[0]
             for count in np.unique(expected[here & at_barrier]):
-                doing = f"wait at a barrier for {f'{count} threads' if count else 'all others'}"
+                doing = f"waiting at a barrier for {f'{count} threads' if count else 'all others'}"
                 groups += self.stuck("deadlock", here & at_barrier & (expected == count), doing, before)
-            groups += self.stuck("deadlock", here & self.parked, "wait for other lanes of their warp", first)
-            groups += self.stuck("livelock", here & ~at_barrier & ~self.parked, "repeat a loop", first)
+            groups += self.stuck("deadlock", here & self.parked, "waiting for other lanes of the warp", first)
+            groups += self.stuck("livelock", here & ~at_barrier & ~self.parked, "repeating a loop for ever", first)
             before = block.ending
         if self.count < self.launch.blocks:
             hint = f"; {self.count} of {self.launch.blocks} blocks run at a time (settings: chunk_lanes)"
@@ -310,7 +310,10 @@ class Chunk:
             return []
         left = np.unique(found // self.pitch)
         exited = (self.pc.reshape(-1, self.pitch)[left, : self.launch.threads] == self.exit).sum()
-        what = f"{found.size} thread{'s' * (found.size > 1)} {doing}, the first is {self.describe(int(found[0]))}"
+        first = self.describe(int(found[0]))
+        what = (
+            f"1 thread {doing}, {first}" if found.size == 1 else f"{found.size} threads {doing}, the first is {first}"
+        )
         if exited:
             what += f" ({exited} of {'its block' if left.size == 1 else 'their blocks'} have exited)"
         return [(kind, what, instruction.where, found.size)]

@@ -23,7 +23,7 @@ extern "C" __global__ void shift(const float* x, float* y, int by) {
 @pytest.mark.parametrize(
     "by, count, who, near",
     [
-        (2, 2, "thread (30, 0, 0) of block (1, 0, 0)", "0 bytes behind the end of args[0]"),
+        (2, 2, "thread (30, 0, 0) of block (1, 0, 0)", "just past the end of args[0] ("),
         (-1, 1, "thread (0, 0, 0) of block (0, 0, 0)", "4 bytes before the start of args[0]"),
     ],
 )

@@ -197,3 +197,13 @@ def test_findings_know_their_thread_and_block():
     assert (finding.thread, finding.block) == ((0, 1, 0), (2, 0, 0))
     assert finding.as_dict() | {"thread": (0, 1, 0), "block": (2, 0, 0), "kind": "out of bounds"} == finding.as_dict()
     assert ptxsim.Finding("trap", "far", "kernel.cu:1", "trap").thread is None
+
+
+@pytest.mark.parametrize(
+    "threads, says",
+    [(1, "1 thread repeating a loop for ever, thread (0, 0, 0)"), (2, "2 threads repeating a loop for")],
+)
+def test_a_livelock_in_words(threads, says):
+    source = 'extern "C" __global__ void spin(volatile int* x) { while (*x == 0); }'
+    with pytest.raises(ptxsim.Deadlock, match=re.escape(says)):
+        ptxsim.RawKernel(source, "spin")((1,), (threads,), (np.zeros(1, np.int32),))

@@ -12,13 +12,12 @@ from ..errors import SimulationError
 class Finding:
     """One kind of fault at one place of a kernel; further occurrences are counted, not listed.
 
-    Kinds: ``"shared race"``, ``"global race"``, ``"different values"`` (of lanes that store to one word at once),
-    ``"missing cp.async wait"``; ``"uninitialised register"``, ``"uninitialised shared memory"``, ``"uninitialised local
-    memory"``, ``"uninitialised global memory"``, ``"uninitialised value"`` (of many); ``"divergent barrier"``,
-    ``"mismatched barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``, ``"inactive lane"``; and what
-    ends a launch: ``"out of bounds"``,
-    ``"misaligned access"``, ``"read-only memory"``, ``"deadlock"``, ``"livelock"``, ``"trap"``, ``"undefined
-    behaviour"`` (anything else, such as a failed assertion).
+    Kinds: ``"shared race"``, ``"global race"``, ``"different values"`` (stored to one word), ``"missing cp.async
+    wait"``; ``"uninitialised register"``, ``"uninitialised shared memory"``, ``"uninitialised local memory"``,
+    ``"uninitialised global memory"``, ``"uninitialised value"`` (of many); ``"divergent barrier"``, ``"mismatched
+    barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``; and what ends a launch: ``"out of
+    bounds"``, ``"misaligned access"``, ``"read-only memory"``, ``"inactive lane"``, ``"deadlock"``, ``"livelock"``,
+    ``"trap"``, ``"undefined behaviour"`` (anything else, such as a failed assertion).
     """
 
     kind: str
