@@ -5,7 +5,8 @@ from .isa import LINES
 _NOT_HERE = """
 * Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` (TMA), `mbarrier`, clusters (`mapa`,
   `barrier.cluster`, `shared::cluster`), `multimem`, `setmaxnreg`
-* `wmma`, and `mma` of shapes and types other than those above (integers, float64, FP8, sparse)
+* `wmma` (where CUDA's headers come from pip, `#include <mma.h>` ends in `cannot open source file "crt/mma.h"`), and
+  `mma` of shapes and types other than those above (integers, float64, FP8, sparse)
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`

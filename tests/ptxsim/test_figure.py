@@ -131,6 +131,20 @@ def test_lines_far_apart_are_separated_by_a_gap(tmp_path):
     assert gap == ["", "15 lines"]  # from 5 to 19: two lines are shown after 2, and two before 22
 
 
+def test_the_colours_are_explained(kernel, page, tmp_path):
+    assert "Red: under 90 %" in text_of(kernel, tmp_path)
+    pytest.importorskip("matplotlib")
+    assert any("Red: under 90 %" in text.get_text() for text in kernel.figure().axes[0].texts)
+
+
+def test_no_number_stands_on_a_bar(kernel):
+    pytest.importorskip("matplotlib")
+    drawn = kernel.figure()
+    bars = [bar.get_window_extent() for bar in drawn.axes[0].patches]
+    texts = [text.get_window_extent() for text in drawn.axes[0].texts]
+    assert len(bars) > 20 and not any(bar.overlaps(text) for bar in bars for text in texts)
+
+
 def test_png(kernel, tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")

@@ -38,6 +38,12 @@ def columns(kernel):
     return [(heading, make(kernel)) for heading, make in found]
 
 
+LEGEND = (
+    "Bars compare lines. Red: under 90 % of the lanes active or of the sectors useful, or over 1.1 times the ideal "
+    "wavefronts (bank conflicts); blue: none of these."
+)
+
+
 def annotated(kernel, most=None, context=2):
     """(file, rows) of each file in which the kernel executed lines, in the order of the work they did.
 

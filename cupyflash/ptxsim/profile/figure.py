@@ -1,12 +1,13 @@
 """A kernel's profile as a figure: its source lines with bars, and what bounds it on several devices."""
 
-from .annotated import annotated, bounds, columns, facts
+from .annotated import LEGEND, annotated, bounds, columns, facts
 
 _LINES = 24  # of source, of those that do most
 _LINE = 0.17  # inches
 _CODE_WIDTH = 100  # characters
 _BLUE, _RED, _GREY, _INK = "#cfe3f7", "#ffd7d5", "#8c959f", "#1b1f24"
-_COLUMN = 1.75  # inches
+_COLUMN = 1.95  # inches
+_BAR = 0.5  # inches, of the longest; numbers stand beside it
 
 
 def figure(kernel):
@@ -68,7 +69,7 @@ def _bounds(axes, found, names, y, width):
         _text(axes, 0.2, y, f"{bound.device} ({bound.arch})")
         for n, name in enumerate(names):
             cycles, right = bound.resources[name], 2.0 + step * (n + 0.92)
-            _bar(axes, right - 0.84 * step, y, 0.84 * step * cycles / (bound.cycles or 1), _BLUE)
+            _bar(axes, right - 0.9 * step, y, 0.4 * step * cycles / (bound.cycles or 1), _BLUE)
             weight = "bold" if name == bound.limited_by else "normal"
             _text(axes, right - 0.02, y, f"{cycles:,.0f}", ha="right", weight=weight, fontsize=7.5)
     return y + _LINE
@@ -77,6 +78,8 @@ def _bounds(axes, found, names, y, width):
 def _sources(axes, files, headings, y):
     code = {"family": "monospace", "fontsize": 7.5}
     left = 7.5
+    _text(axes, 0.2, y, LEGEND, color=_GREY, fontsize=7)
+    y += 1.5 * _LINE
     for file, rows in files:
         _text(axes, 0.2, y, file, weight="bold")
         for n, heading in enumerate(headings):
@@ -90,7 +93,7 @@ def _sources(axes, files, headings, y):
             _text(axes, 0.7, y, _fitted(row.text), **code)
             for n, cell in enumerate(row.cells):
                 right = left + _COLUMN * (n + 0.95)
-                _bar(axes, right - 0.88 * _COLUMN, y, 0.88 * _COLUMN * cell.bar, _RED if cell.warns else _BLUE)
+                _bar(axes, right - 0.93 * _COLUMN, y, _BAR * cell.bar, _RED if cell.warns else _BLUE)
                 shown = f"{cell.text}   {cell.note}" if cell.note else cell.text
                 _text(axes, right - 0.03, y, shown, ha="right", fontsize=7.5)
         y += 2 * _LINE

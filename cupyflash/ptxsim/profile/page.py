@@ -2,7 +2,7 @@
 
 from html import escape
 
-from .annotated import annotated, bounds, columns, facts
+from .annotated import LEGEND, annotated, bounds, columns, facts
 
 _STYLE = """
 body { margin: 2rem auto; max-width: 92rem; padding: 0 1.5rem; color: #1b1f24; background: #fff;
@@ -66,7 +66,7 @@ def _sources(kernel):
         body = "".join(_row(row, len(headings)) for row in rows)
         head = f'<tr><th></th><th class="l"></th>{heads}</tr>'
         tables.append(f'<h2>{escape(file)}</h2><table class="code">{head}{body}</table>')
-    return "\n".join(tables)
+    return "\n".join([f"<p>{escape(LEGEND)}</p>", *tables])
 
 
 def _row(row, width):
