@@ -5,6 +5,7 @@ are defined, else an array over lanes (sanitizer/halves.py), 0 for defined lanes
 computed with and selected away; it is their use that is a fault.
 """
 
+from .copied import constants, copies, masked, structures
 from .flow import results, sources
 from .isa import types_of
 from .lower_memory import OBSERVED, address_of, space_of, vector_of
@@ -46,6 +47,15 @@ class Shadow:
         self.fetched = {}
         self.merged = {}
         self.count = 0
+        self.copied, self.masked = self.known(copies), self.known(masked)
+        self.structures = structures(translator.block, self.copied, translator.width)
+
+    def known(self, analysis):
+        """What an analysis of the whole program has found, made once."""
+        program = self.t.program
+        if analysis not in program.memo:
+            program.memo[analysis] = analysis(program)
+        return program.memo[analysis]
 
     # -- names ---------------------------------------------------------------------------------------
     def of(self, operand):
@@ -55,16 +65,19 @@ class Shadow:
         if isinstance(operand, Memory):
             operand = operand.address.base
         if isinstance(operand, tuple):
-            parts = [self.of(o) for o in operand]
-            if len(parts) == 1:
-                return parts[0]
-            return DEFINED if DEFINED in parts else self.let(f"U.all_of({', '.join(parts)})")
+            return self.all_of([self.of(o) for o in operand])
         if not isinstance(operand, Register) or operand.index not in self.possible:
             return DEFINED
         if operand.index not in self.current:
             name = self.fresh()
             self.fetched[operand.index] = self.current[operand.index] = name
         return self.current[operand.index]
+
+    def all_of(self, names):
+        """The shadow of what is undefined if all of its parts are."""
+        if DEFINED in names or len(names) == 1:
+            return names[0] if len(names) == 1 else DEFINED
+        return self.let(f"U.all_of({', '.join(names)})")
 
     def fresh(self):
         self.count += 1
@@ -178,10 +191,24 @@ class Shadow:
         if space is None:
             return []
         values = value if vector_of(i) > 1 else (value,)
-        shadows = "".join(f"{self.of(v)}, " for v in values)
+        shadows = [self.of(v) for v in values]
         size = self.t.width(types[0]) // 8
-        self.t.line(f"U.write(x, {self.t.mask()}, {space!r}, {address}, {size}, ({shadows}), {self.t.site(i)})")
+        used = self.used(i, values, shadows)
+        given = f"({', '.join(shadows)},), {used}"
+        self.t.line(f"U.write(x, {self.t.mask()}, {space!r}, {address}, {size}, {given}, {self.t.site(i)})")
         return []
+
+    def used(self, i, values, shadows):
+        """The shadows of what counts as used by a store to global memory, None for all values. Of the copy of a
+        structure, padding may be undefined, but not everything."""
+        group = self.structures.get(i)
+        if group is None:
+            return None
+        group.shadows += shadows
+        computed = [u for v, u in zip(values, shadows, strict=True) if u != DEFINED and v.index not in self.copied]
+        if i is group.last:
+            computed.append(self.all_of(group.shadows))
+        return f"({''.join(f'{u}, ' for u in computed)})"
 
     def do_atom(self, i, types):
         d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
@@ -276,16 +303,54 @@ class Shadow:
         return [(d, self.merge([chosen, self.of(p)]))]
 
     def do_and(self, i, types):
-        """false and anything is false, true or anything is true."""
+        """0 and anything is 0, all ones or anything is all ones."""
         d, a, b = i.operands
-        if types != ["pred"] or {self.of(a), self.of(b)} == {DEFINED}:
+        if {self.of(a), self.of(b)} == {DEFINED}:
             return None
+        if types != ["pred"]:
+            return self.and_bits(i, types) if i.opcode == "and" else self.insert(i)
         values = [self.t.use(o, "pred") for o in (a, b)]
         if i.opcode == "and":
             values = [self.t.let(f"logical_not({v})", "?") for v in values]
         return [(d, f"U.undecided({self.of(a)}, {values[0]}, {self.of(b)}, {values[1]})")]
 
     do_or = do_and
+
+    def and_bits(self, i, types):
+        d, a, b = i.operands
+        if isinstance(a, Literal) or isinstance(b, Literal):
+            return None
+        defined = " and ".join(f"{u} is None" for u in {self.of(a): 0, self.of(b): 0} if u != DEFINED)
+        zero = [f"{self.t.use(o, types[0])} == 0" for o in (a, b)]
+        return [(d, f"None if {defined} else U.undecided({self.of(a)}, {zero[0]}, {self.of(b)}, {zero[1]})")]
+
+    def insert(self, i):
+        """Bits of a defined value where those of an undefined one were masked away: a field has been set."""
+        d, *values = i.operands
+        makes_room = [isinstance(v, Register) and v.index in self.masked for v in values]
+        if not any(makes_room):
+            return None
+        a, b = map(self.of, values)
+        return [(d, f"U.inserted({a}, {makes_room[0]}, {b}, {makes_room[1]})")]
+
+    def do_xor(self, i, types):
+        return None if types == ["pred"] else self.insert(i)
+
+    def do_bfi(self, i, types):
+        d, a, b, *where = i.operands
+        return [(d, self.merge([self.of((a, b)), *map(self.of, where)]))]
+
+    do_shf = do_bfi
+
+    def do_prmt(self, i, types):
+        literals = self.known(constants)
+        d, a, b, choice = (literals.get(getattr(o, "index", None), o) for o in i.operands)
+        values = [a, b]
+        if isinstance(choice, Literal):
+            picked = {choice.value >> 4 * n & 7 for n in range(4)}
+            values = [v for v, own in ((a, range(4)), (b, range(4, 8))) if not picked.isdisjoint(own)]
+        values = [v for v in values if not isinstance(v, Literal)]
+        return [(d, self.merge([self.all_of([self.of(v) for v in values] or [DEFINED]), self.of(choice)]))]
 
     def do_setp(self, i, types):
         _, a, b, *c = i.operands
@@ -334,5 +399,12 @@ class Shadow:
         return register.index in memo["float32"]
 
     def do_lop3(self, i, types):
-        d, *abc, _ = i.operands
-        return [(d, self.merge([self.of(o) for o in abc if not isinstance(o, Literal)]))]
+        """An operand that may be masked away makes the result undefined only together with the others."""
+        d, *values, table = i.operands
+        always, some = [], []
+        for value, bit in zip(values, (4, 2, 1), strict=True):
+            differs = [(table.value >> n ^ table.value >> (n | bit)) & 1 for n in range(8) if not n & bit]
+            if any(differs) and not isinstance(value, Literal):
+                some.append(self.of(value))
+                always += [self.of(value)] * all(differs)
+        return [(d, self.merge([*always, self.all_of(some or [DEFINED])]))]

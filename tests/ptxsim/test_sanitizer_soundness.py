@@ -17,8 +17,9 @@ OPCODES = {form.opcode for form in (*SCALAR, *WARP)}
 
 
 def draw(seed):
-    """A program without accesses to memory and without what puts one value together from several registers: such a
-    value counts as undefined only if all of its parts are. Guards are predicates that are always defined."""
+    """A program without accesses to memory and without what puts one value together from several: such a value counts
+    as undefined only if all of its parts are, and one that bits of a defined one were put into as defined. Guards are
+    predicates that are always defined."""
     rng = random.Random(seed)
     program = Generator(rng, OPCODES).program(25)
     kept = [s for s in program.statements if not (isinstance(s, Step) and joins(s.form))]
@@ -29,6 +30,8 @@ def draw(seed):
 
 
 def joins(form):
+    if form.opcode in ("bfi", "prmt", "shf", "lop3") or (form.opcode in ("or", "xor") and ".pred" not in form.text):
+        return True
     return form.vector == "sources" or (form.opcode == "cvt" and len(form.sources) > 1)
 
 

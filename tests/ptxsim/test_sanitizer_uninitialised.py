@@ -276,7 +276,7 @@ def test_many_origins():
       #pragma unroll
       for (int k = 0; k < 300; ++k) {
         own[0] = x[k];  // fault
-        out[k] = own[0];  // use
+        out[k] = own[0] + 1;  // use
       }
     }"""
     found = findings(source, 1, 32, ptxsim.empty(300, np.int32), np.zeros(300, np.int32))

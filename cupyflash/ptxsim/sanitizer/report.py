@@ -127,6 +127,14 @@ def sanitize(*, halt=False):
     Where the compiler has chosen a value for an undefined variable, as NVRTC often does, nothing is left to be seen.
     What a shuffle reads of a lane that has left, or is not in the member mask, is undefined as well ("inactive lane").
 
+    Structures have padding and words have fields, so copies and bits count generously. A vector, or what one line
+    stores side by side, that is copied to global memory as it was loaded is used only where all of it is undefined;
+    else its undefined bytes stay so, in arrays of `ptxsim.empty`, until the end of the launch. Bits put into an undefined
+    word (`and` then `or`, shifts, `bfi`, `prmt`, `lop3`) make all of it defined; `x & y` is defined where the
+    one that is defined is 0. So a member or a component that is missing from such a copy, and a bit-field missing from
+    a word with others, are not found. One report may be wrong: padding that a loop which is not unrolled copies to
+    global memory word by word looks like data; copy whole structures instead.
+
     A divergent barrier is one that lanes of a warp meet at different instructions, or that some of them go past to
     code that the others come to after it; lanes that have returned count for nothing. Warps that meet at different
     lines of `__syncthreads` are a mismatched barrier, a warning. A livelock is a loop that has come back to the same

@@ -145,6 +145,16 @@ class Undefined(Observer):
         known = a if b is None else b if a is None else np.maximum(a, b)
         return or_none(np.where(a_decides | b_decides, NONE, known))
 
+    def inserted(self, a, a_makes_room, b, b_makes_room):
+        """The shadow of an or: a defined operand fills the room that an undefined one makes for it."""
+        if a is None:
+            return None if b_makes_room else b
+        if b is None:
+            return None if a_makes_room else a
+        a_fills = b_makes_room & (a < WHOLE)
+        b_fills = a_makes_room & (b < WHOLE)
+        return or_none(np.where(a_fills | b_fills, NONE, np.maximum(a, b)))
+
     # -- memory --------------------------------------------------------------------------------------
     def read(self, x, m, space, address, size, count, ins):
         """The shadow of a loaded value; of a vector, a tuple of those of its elements, or None."""
@@ -169,26 +179,27 @@ class Undefined(Observer):
         columns = tuple(or_none(np.ascontiguousarray(column)) for column in origin.T)
         return columns[0] if count == 1 else columns
 
-    def write(self, x, m, space, address, size, shadows, ins):
-        """Undefined values make bytes of shared and local memory undefined again; globally they are used."""
-        defined = all(u is None for u in shadows)
+    def write(self, x, m, space, address, size, shadows, used, ins):
+        """Undefined values make bytes of memory undefined again. Globally that is a use of `used` (None: of all of
+        them), and only what does not count as used stays undefined."""
+        defined = not any(u is not None for u in (*shadows, *(used or ())))
         if defined and space in self.quiet:
             return
         for place in self.checker.locate(x, m, space, address, size * len(shadows), True, ins):
             shadow = self.shadows.get(id(place.view))
-            among = shadows[place.offset // size :][: place.size // size]
-            if not defined and id(place.view) in self.own:
+            own = id(place.view) in self.own
+            if shadow is not None and not defined and (own or used is not None):
+                among = shadows[place.offset // size :][: place.size // size]
                 values = to_bytes(x, among, size).view(shadow.dtype).reshape(-1)
                 values = values if place.sel is None else values[place.sel]
                 shadow[place.index] = values[-1:] if place.index.size == 1 else values
-                self.quiet -= {self.own[id(place.view)], "generic"}
-                continue
-            if shadow is not None:
+                self.quiet -= {self.own.get(id(place.view), "global"), "generic"}
+            elif shadow is not None:
                 shadow[place.index] = 0
-            if not defined:
+            if not defined and not own and place.offset == 0:
                 here = np.zeros(x.n, bool)
                 here[slice(None) if place.sel is None else place.sel] = True
-                for u in among:
+                for u in shadows if used is None else used:
                     if u is not None:
                         self.use(x, here, u, ins, "the value")
 
@@ -198,7 +209,7 @@ class Undefined(Observer):
             return None
         m = x.mask if m is None else m
         before = self.read(x, m, space, address, size, 1, ins)
-        self.write(x, m, space, address, size, (None,), ins)
+        self.write(x, m, space, address, size, (None,), None, ins)
         if before is None or exchange:
             return before
         self.use(x, m, before, ins, "the old value")
