@@ -129,8 +129,8 @@ def sanitize(*, halt=False):
 
     Structures have padding and words have fields, so copies and bits count generously. A vector, or what one line
     stores side by side, that is copied to global memory as it was loaded is used only where all of it is undefined;
-    else its undefined bytes stay so, in arrays of `ptxsim.empty`, until the end of the launch. Bits put into an undefined
-    word (`and` then `or`, shifts, `bfi`, `prmt`, `lop3`) make all of it defined; `x & y` is defined where the
+    else its undefined bytes stay so, in arrays of `ptxsim.empty`, until the end of the launch. Bits put into an
+    undefined word (`and` then `or`, shifts, `bfi`, `prmt`, `lop3`) make all of it defined; `x & y` is defined where the
     one that is defined is 0. So a member or a component that is missing from such a copy, and a bit-field missing from
     a word with others, are not found. One report may be wrong: padding that a loop which is not unrolled copies to
     global memory word by word looks like data; copy whole structures instead.
