@@ -10,24 +10,24 @@ import itertools
 import numpy as np
 
 from .exact import exact_f64
-from .numerics import F32_NORMAL, canonical, flush, odd_sum, round_sum, two_product, two_sum, upper_half
+from .numerics import (
+    F32_NORMAL,
+    canonical,
+    flush,
+    highest,
+    lowest,
+    odd_sum,
+    round_sum,
+    some,
+    two_product,
+    two_sum,
+    upper_half,
+)
 
-_LOWEST = np.iinfo(np.int64).min
 _PART = 1 << 13  # elements of an array that is worked on at once: a few of them fit the second cache
-_ABOVE, _BELOW = 1 + 2.0**-51, 1 - 2.0**-51
-
-
-def _least(x):
-    """The lowest element, NaN if there is one. (The method of arrays takes twice the time for a warp's lanes.)"""
-    return np.minimum.reduce(x, axis=None)
-
-
-def _most(x):
-    return np.maximum.reduce(x, axis=None)
-
-
-def _either(x):
-    return np.logical_or.reduce(x, axis=None)
+_ABOVE, _BELOW = np.array(1 + 2.0**-51), np.array(1 - 2.0**-51)
+_DROPPED = np.array(64 - 29)
+_MIDDLE = -(1 << 63)
 
 
 def fma_f32(a, b, c, rounding="rn"):
@@ -36,7 +36,7 @@ def fma_f32(a, b, c, rounding="rn"):
         return canonical(round_sum(np.multiply(a, b, dtype=np.float64), c.astype(np.float64), rounding))
     s, result = _nearest_f32(a, b, c)
     size = np.abs(s)
-    if _least(size) >= F32_NORMAL:
+    if lowest(size) >= F32_NORMAL:
         return result
     return canonical(_with_repairs(result, (size < F32_NORMAL) & (size > 0), a, b, c))
 
@@ -45,23 +45,23 @@ def fma_f32_ftz(a, b, c):
     """The same with a result that is flushed; the operands must be."""
     _, result = _nearest_f32(a, b, c)
     size = np.abs(result)
-    if _least(size) > F32_NORMAL:
+    if lowest(size) > F32_NORMAL:
         return result
     small = (size <= F32_NORMAL) & (size > 0)
-    if _either(small):
+    if some(small):
         return flush(_with_repairs(result, small, a, b, c))
     return canonical(result)
 
 
 def _nearest_f32(a, b, c):
     """The sum in float64, and rounded to float32, once where that is in its normal range."""
-    s = a.astype(np.float64) * b.astype(np.float64) + c
+    s = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
     result = s.astype(np.float32)
     # A sum may have been rounded to the middle of two numbers: the 29 bits that are dropped, as a signed number
     # at the top of a word, are the lowest one.
-    dropped = s.view(np.int64) << 35
-    if _least(dropped) == _LOWEST:
-        where = np.nonzero(dropped == _LOWEST)
+    dropped = s.view(np.int64) << _DROPPED
+    if lowest(dropped) == _MIDDLE:
+        where = np.nonzero(dropped == _MIDDLE)
         result[where] = _beside_the_middle(s[where], *(_at(x, where, s.shape).astype(np.float64) for x in (a, b, c)))
     return s, result
 
@@ -84,7 +84,7 @@ def _with_repairs(result, doubtful, a, b, c):
 
 def _at(x, where, shape):
     """Elements of an array that is broadcast to a shape."""
-    return x[where] if x.shape == shape else x[tuple(i % n for i, n in zip(where, x.shape, strict=True))]
+    return np.broadcast_to(x, shape)[where]
 
 
 def fma_f64(a, b, c):
@@ -101,32 +101,24 @@ def fma_f64(a, b, c):
     rest = low + s_low
     result = s + rest * _ABOVE
     doubtful = result != s + rest * _BELOW  # rest has a relative error of at most 2^-53
-    unsure = _either(doubtful)
+    unsure = some(doubtful)
     if unsure:
         result = np.where(doubtful, s + rest, result)  # right if rest is exact, as in a tie
         doubtful &= (low != 0) & (s_low != 0)
-        if _either(doubtful):
+        if some(doubtful):
             where = np.nonzero(doubtful)
             result[where] = s[where] + odd_sum(_at(low, where, s.shape), s_low[where])
-    if not result.all():  # an exact zero has the sign of s
-        result = np.where((result == 0) & (rest == 0), s, result)
-    outside = _outside(a, b)
-    if unsure:
-        outside = outside | ~np.isfinite(s)
-    if outside is not np.False_ and _either(outside):
-        where = np.nonzero(np.broadcast_to(outside, result.shape))
-        result[where] = _fma_f64_exactly(*(_at(x, where, result.shape) for x in (a, b, c)))
+    size = np.abs(high)
+    inside = lowest(size) > 1e-250 and highest(size) < 1e290
+    if unsure or not inside:
+        if not inside:  # an exact zero has the sign of s
+            result = np.where((result == 0) & (rest == 0), s, result)
+        # The lower half of a product may not be exact; or something was above the range, which leaves a NaN.
+        exact = ((size > 1e-250) & (size < 1e290)) | ((a == 0) | (b == 0))
+        where = np.nonzero(~(exact & np.isfinite(result)))
+        if where[0].size:
+            result[where] = _fma_f64_exactly(*(_at(x, where, result.shape) for x in (a, b, c)))
     return result
-
-
-def _outside(*factors):
-    """Where a product may overflow, or its lower half leave the normal range; False for nowhere."""
-    found = np.False_
-    for x in factors:
-        size = np.abs(x)
-        if not (_least(size) > 1e-125 and _most(size) < 1e125):
-            found = found | ~(((size > 1e-125) & (size < 1e125)) | (size == 0))
-    return found
 
 
 def _fma_f64_exactly(a, b, c):
@@ -252,7 +244,8 @@ class FmaBatch:
         for (_, function), level in sorted(levels.items()):
             for a, b, c, results in _grids(level):
                 if len(results) == 1:
-                    lines.append((results, f"{results[0]} = {function}({a[0]}, {b[0]}, {c[0]})"))
+                    arguments = ", ".join(t.broadcast(a[0], b[0], c[0]))
+                    lines.append((results, f"{results[0]} = {function}({arguments})"))
                     continue
                 addend = grids.get(c)
                 if addend and all(pending[name][-1] for name in c):

@@ -72,7 +72,7 @@ def arithmetic(t, i, types):
         a, b = _half_inputs(t, i, operands, type_)
         _half_result(t, i, f"{_UFUNC[i.opcode]}({a}, {b})", type_)
         return
-    a, b = _inputs(t, i, operands, type_)
+    a, b = t.broadcast(*_inputs(t, i, operands, type_))
     rounding = _rounding(i)
     if rounding != "rn" and type_ == "f64":
         _exact(t, i, rounding)
@@ -102,7 +102,7 @@ def fma(t, i, types):
 
 
 def div(t, i, types):
-    a, b = _inputs(t, i, i.operands[1:], types[-1])
+    a, b = t.broadcast(*_inputs(t, i, i.operands[1:], types[-1]))
     rounding = _rounding(i)
     if "approx" in i.modifiers:
         _result(t, i, f"div_approximate({a}, {b})", types[-1])
@@ -160,7 +160,9 @@ def extremum(t, i, types):
     kind = "f4" if half else _KIND[type_]
     value = names[0]
     for other in names[1:]:
-        x, y = (f"np_absolute({n})" for n in (value, other)) if "abs" in i.modifiers else (value, other)
+        x, y = t.broadcast(value, other)
+        if "abs" in i.modifiers:
+            x, y = (f"np_absolute({n})" for n in (value, other))
         result = f"{'minimum' if i.opcode == 'min' else 'maximum'}_number({x}, {y})"
         if "xorsign" in i.modifiers:
             result = f"xor_sign({result}, {signs[0]}, {signs[1]})"

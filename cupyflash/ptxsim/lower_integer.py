@@ -3,7 +3,7 @@
 A lowering is `f(t, i, types)`: t the BlockTranslator, i the Instruction, types its type suffixes.
 """
 
-from .syntax import SINK, Pair
+from .syntax import SINK, Literal, Pair
 
 _UFUNC = {
     "add": "np_add",
@@ -22,7 +22,10 @@ def seen(type_):
 
 def call(t, function, arguments, type_, kind=None):
     """A local for `function` of operands, all of one type."""
-    return t.let(f"{function}({', '.join(t.use(a, type_) for a in arguments)})", kind or seen(type_))
+    names = [t.use(a, type_) for a in arguments]
+    if function.startswith("np_"):
+        names = t.broadcast(*names)
+    return t.let(f"{function}({', '.join(names)})", kind or seen(type_))
 
 
 def wrapping(t, i, types):
@@ -81,7 +84,7 @@ def _multiply(t, i, type_, d, a, b, c):
         result = type_ = _UNSIGNED.get(type_, type_)
         value = call(t, "np_multiply", (a, b), type_)
     if c is not None:
-        value = t.let(f"np_add({value}, {t.use(c, result)})", seen(result))
+        value = t.let("np_add({}, {})".format(*t.broadcast(value, t.use(c, result))), seen(result))
     t.define(d, value, result)
 
 
@@ -121,7 +124,11 @@ def cnot(t, i, types):
 
 def shift(t, i, types):
     d, a, n = i.operands
-    t.define(d, t.let(f"{i.opcode}({t.use(a, types[0])}, {t.use(n, 'u32')})", seen(types[0])), types[0])
+    if isinstance(n, Literal) and 0 <= n.value < t.width(types[0]):
+        function = "np_left_shift" if i.opcode == "shl" else "np_right_shift"
+        t.define(d, call(t, function, (a, n), types[0]), types[0])
+    else:
+        t.define(d, t.let(f"{i.opcode}({t.use(a, types[0])}, {t.use(n, 'u32')})", seen(types[0])), types[0])
 
 
 def to_u32(function):
@@ -198,7 +205,8 @@ def comparison(t, i, type_, a, b):
     operator = next(m for m in i.modifiers if m in _COMPARE or m in _UNORDERED or m in ("num", "nan"))
     if type_ not in _FLOATS:
         type_ = _UNSIGNED.get(type_, type_) if operator in ("lo", "ls", "hi", "hs", "eq", "ne") else type_
-        return t.let(f"{t.use(a, type_)} {_COMPARE[operator]} {t.use(b, type_)}", "?")
+        a, b = t.broadcast(t.use(a, type_), t.use(b, type_))
+        return t.let(f"{a} {_COMPARE[operator]} {b}", "?")
     if type_ not in ("f32", "f64"):
         bits = "b32" if type_.endswith("x2") else "b16"
         a, b = (f"{type_}_to_f32({t.use(o, bits)})" for o in (a, b))
@@ -208,6 +216,7 @@ def comparison(t, i, type_, a, b):
         a, b = t.use(a, type_), t.use(b, type_)
         if "ftz" in i.modifiers and type_ == "f32":
             a, b = t.flush_input(a), t.flush_input(b)
+        a, b = t.broadcast(a, b)
     if operator in ("num", "nan"):
         return t.let(f"{'is_number' if operator == 'num' else 'is_nan'}({a}, {b})", "?")
     if operator == "ne":
