@@ -55,23 +55,18 @@ def fma_f32_ftz(a, b, c):
 
 def _nearest_f32(a, b, c):
     """The sum in float64, and rounded to float32, once where that is in its normal range."""
-    s = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    s = product + c
     result = s.astype(np.float32)
     # A sum may have been rounded to the middle of two numbers: the 29 bits that are dropped, as a signed number
-    # at the top of a word, are the lowest one.
+    # at the top of a word, are the lowest one. Then its neighbour on the side that it came from has the right result.
     dropped = s.view(np.int64) << _DROPPED
     if lowest(dropped) == _MIDDLE:
-        where = np.nonzero(dropped == _MIDDLE)
-        result[where] = _beside_the_middle(s[where], *(_at(x, where, s.shape).astype(np.float64) for x in (a, b, c)))
+        _, error = two_sum(product, c)
+        wrong = (error != 0) & (dropped == _MIDDLE)
+        if some(wrong):
+            result = np.where(wrong, np.nextafter(s, error * np.inf).astype(np.float32), result)
     return s, result
-
-
-def _beside_the_middle(s, a, b, c):
-    """s = a * b + c, or its neighbour on the side to which it was rounded from, if it was."""
-    product = a * b
-    part = s - product
-    error = (product - (s - part)) + (c - part)
-    return np.where(error == 0, s, np.nextafter(s, error * np.inf))
 
 
 def _with_repairs(result, doubtful, a, b, c):
@@ -103,21 +98,21 @@ def fma_f64(a, b, c):
     doubtful = result != s + rest * _BELOW  # rest has a relative error of at most 2^-53
     unsure = some(doubtful)
     if unsure:
-        result = np.where(doubtful, s + rest, result)  # right if rest is exact, as in a tie
-        doubtful &= (low != 0) & (s_low != 0)
+        result = s + rest  # right if rest is exact, as in a tie
+        _, error = two_sum(low, s_low)
+        doubtful &= error != 0
         if some(doubtful):
             where = np.nonzero(doubtful)
             result[where] = s[where] + odd_sum(_at(low, where, s.shape), s_low[where])
     size = np.abs(high)
-    inside = lowest(size) > 1e-250 and highest(size) < 1e290
-    if unsure or not inside:
-        if not inside:  # an exact zero has the sign of s
-            result = np.where((result == 0) & (rest == 0), s, result)
-        # The lower half of a product may not be exact; or something was above the range, which leaves a NaN.
-        exact = ((size > 1e-250) & (size < 1e290)) | ((a == 0) | (b == 0))
-        where = np.nonzero(~(exact & np.isfinite(result)))
-        if where[0].size:
-            result[where] = _fma_f64_exactly(*(_at(x, where, result.shape) for x in (a, b, c)))
+    inside = lowest(size) > 1e-250 and highest(size) < 1e290  # what is above otherwise leaves a NaN, which is doubtful
+    if inside and not (unsure and some(~np.isfinite(result))):
+        return result
+    result = np.where((result == 0) & (rest == 0), s, result)  # an exact zero has the sign of s
+    exact = ((size > 1e-250) & (size < 1e290)) | (a == 0) | (b == 0)
+    where = np.nonzero(~(exact & np.isfinite(result)))
+    if where[0].size:
+        result[where] = _fma_f64_exactly(*(_at(x, where, result.shape) for x in (a, b, c)))
     return result
 
 
