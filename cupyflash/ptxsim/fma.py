@@ -106,7 +106,7 @@ def fma_f64(a, b, c):
             result[where] = s[where] + odd_sum(_at(low, where, s.shape), s_low[where])
     size = np.abs(high)
     inside = lowest(size) > 1e-250 and highest(size) < 1e290  # what is above otherwise leaves a NaN, which is doubtful
-    if inside and not (unsure and some(~np.isfinite(result))):
+    if inside and (not unsure or lowest(np.isfinite(result))):
         return result
     result = np.where((result == 0) & (rest == 0), s, result)  # an exact zero has the sign of s
     exact = ((size > 1e-250) & (size < 1e290)) | (a == 0) | (b == 0)
