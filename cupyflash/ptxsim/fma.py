@@ -89,9 +89,14 @@ def fma_f64(a, b, c):
     high = a * b
     low = a_high * b_high
     low -= high
-    low += a_high * b_low
     low += a_low * b_high
-    low += a_low * b_low
+    if b_low.size > 1 or b_low.item():  # not a constant of few bits
+        low += a_high * b_low
+        low += a_low * b_low
+    size = np.abs(high)
+    inside = lowest(size) > 1e-250 and highest(size) < 1e290
+    if inside and lowest(low) == 0 == highest(low):
+        return high + c
     s, s_low = two_sum(high, c)
     rest = low + s_low
     result = s + rest * _ABOVE
@@ -104,8 +109,7 @@ def fma_f64(a, b, c):
         if some(doubtful):
             where = np.nonzero(doubtful)
             result[where] = s[where] + odd_sum(_at(low, where, s.shape), s_low[where])
-    size = np.abs(high)
-    inside = lowest(size) > 1e-250 and highest(size) < 1e290  # what is above otherwise leaves a NaN, which is doubtful
+    # A factor or a sum that was above the range has left a NaN, which is doubtful.
     if inside and (not unsure or lowest(np.isfinite(result))):
         return result
     result = np.where((result == 0) & (rest == 0), s, result)  # an exact zero has the sign of s

@@ -47,8 +47,9 @@ class Group:
 
     def positions(self):
         """Positions of the active lanes in the chunk."""
-        lanes = np.arange(self.n) if self.lanes is None else self.lanes
-        return lanes if self.mask is None else lanes[self.mask]
+        if self.lanes is None:
+            return np.arange(self.n) if self.mask is None else np.flatnonzero(self.mask)
+        return self.lanes if self.mask is None else self.lanes[self.mask]
 
     def of_active(self, value):
         """One element for each active lane."""

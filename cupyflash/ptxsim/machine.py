@@ -13,6 +13,7 @@ from .errors import Deadlock
 from .flow import bits, is_barrier
 from .group import WARP, Group, NotConverged, both
 from .memory import GenericSpace, LocalMemory, SharedMemory
+from .numerics import lowest, some
 
 NOBODY = 2**31 - 1  # as a program counter
 POLLS_BEFORE_YIELD = 32
@@ -66,22 +67,23 @@ class Chunk:
         away = self.pc == self.exit
         if self.barriers.somebody:
             away |= self.barriers.waiting >= 0
-        if self.parked.any():
+        if some(self.parked):
             self.meet()
             away |= self.parked
-        key = np.where(away, NOBODY, self.pc)
-        ready = key if not self.behind.any() else np.where(self.behind, NOBODY, key)
-        if ready.min() == NOBODY:
-            if (self.pc == self.exit).all():
+        key = self.pc.copy()
+        key[away] = NOBODY
+        ready = key if not some(self.behind) else np.where(self.behind, NOBODY, key)
+        low = lowest(ready)
+        if low == NOBODY:
+            if lowest(self.pc == self.exit):
                 return None
             self.rescue()
             return self.choose()
         if self.random is not None:
             return self.choose_warp(ready, key)
-        low = ready.min()
         active = ready == low
-        others = np.where(active, NOBODY, ready).min()
-        return self.group(active), int(low), int(others), bool((~active & ~away).any())
+        ready[active] = key[active] = NOBODY
+        return self.group(active), low, lowest(ready), lowest(key) < NOBODY
 
     def choose_warp(self, ready, key):
         warps = ready.reshape(-1, WARP).min(1)
@@ -93,9 +95,11 @@ class Chunk:
         return self.group(active), int(warps[warp]), int(others), True
 
     def group(self, active):
+        if lowest(active):
+            return self.everyone
         warps = active.reshape(-1, WARP).any(1)
-        if warps.all():
-            return self.everyone if active.all() else Group(self, None, active)
+        if lowest(warps):
+            return Group(self, None, active)
         lanes = np.flatnonzero(np.repeat(warps, WARP))
         mask = active[lanes]
         return Group(self, lanes, None if mask.all() else mask)
@@ -230,8 +234,8 @@ class Chunk:
         if pcs.size == 1 and pcs[0] != self.exit:
             return int(pcs[0])
         lanes = x.positions()
-        self.pc[lanes] = x.of_active(pcs)
-        if (self.pc[lanes] == self.exit).any():
+        self.pc[lanes] = pcs = x.of_active(pcs)
+        if some(pcs == self.exit):
             self.barriers.after_exits()
         return None
 

@@ -91,3 +91,31 @@ def test_a_tile_of_outer_products(instruction, ordinary):
             result = float(out[i, j, lane])
             same = math.isnan(result) if math.isnan(expected) else result.hex() == expected.hex()
             assert same, f"{instruction} row {i} column {j} lane {lane}: {result.hex()}, exactly {expected.hex()}"
+
+
+@pytest.mark.parametrize("factor", [0.75, -0.5, 3.0, 1 + 2.0**-20, 1 / 3, 0.0])
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+def test_a_constant_factor_with_ties(instruction, factor):
+    """A literal among the operands, and addends for which many sums lie half-way between two numbers."""
+    dtype, constraint, rules = INSTRUCTIONS[instruction]
+    t, ptx = (
+        ("float", "0f" + np.array(factor, ">f4").tobytes().hex())
+        if dtype is np.float32
+        else ("double", "0d" + np.array(factor, ">f8").tobytes().hex())
+    )
+    source = f"""extern "C" __global__ void constant(const {t}* a, const {t}* c, {t}* out) {{
+        int lane = threadIdx.x; {t} x = a[lane], y = c[lane];
+        asm("{instruction} %0, %1, {ptx}, %0;" : "+{constraint}"(y) : "{constraint}"(x));
+        out[lane] = y;
+    }}"""
+    rng = np.random.default_rng(5)
+    a = rng.normal(size=256).astype(dtype)
+    a[::17], a[5] = 0, np.inf
+    c = (rng.integers(-3, 4, 256) * np.exp2(rng.integers(-3, 4, 256))).astype(dtype)
+    c[1::3] = (a[1::3] * 64).astype(dtype)
+    out = poisoned(c.shape, dtype)
+    launch(source, 1, 256, a, c, out)
+    for x, y, result in zip(a.tolist(), c.tolist(), out.tolist(), strict=True):
+        expected = exact.fma(x, float(dtype(factor)), y, **rules)
+        same = math.isnan(result) if math.isnan(expected) else result.hex() == expected.hex()
+        assert same, f"{instruction} {x.hex()} * {factor} + {y.hex()}: {result.hex()}, exactly {expected.hex()}"
