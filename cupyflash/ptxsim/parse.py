@@ -1,5 +1,6 @@
 """PTX text to kernels: instructions, registers resolved through lexical scopes, variables, source lines."""
 
+import bisect
 import re
 
 from .syntax import (
@@ -19,16 +20,16 @@ from .syntax import (
     Variable,
 )
 
+# What is no code; strings are matched so that nothing in them is taken for a comment.
+_NO_CODE = re.compile(r'"[^"]*"|//[^\n]*|/\*.*?\*/|\.section\b[^{]*\{[^}]*\}', re.DOTALL)
 _TOKEN = re.compile(
-    r"""(?P<skip>[ \t\r]+|//[^\n]*)
-      |(?P<newline>\n)
-      |(?P<comment>/\*.*?\*/)
-      |(?P<string>"[^"]*")
-      |(?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
-      |(?P<name>\.\w+(?:::\w+)*|[A-Za-z_$%][\w$%.]*(?:::[\w.]+)*)
-      |(?P<mark>[^\s\w])""",
-    re.VERBOSE | re.DOTALL,
+    r"""\n|"[^"]*"
+      |0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?
+      |\.\w+(?:::\w+)*|[A-Za-z_$%][\w$%.]*(?:::[\w.]+)*
+      |[^\s\w]""",
+    re.VERBOSE,
 )
+_NAME = re.compile(r"[\w$%]|\.\w")
 
 
 class ParseError(ValueError):
@@ -41,21 +42,8 @@ def parse(text: str) -> Module:
 
 
 def _tokens(text):
-    line = 1
-    kinds, texts, lines = [], [], []
-    for match in _TOKEN.finditer(text):
-        kind = match.lastgroup
-        if kind == "skip":
-            continue
-        if kind == "newline":
-            line += 1
-            if texts and texts[-1] != "\n":
-                kinds.append(kind), texts.append("\n"), lines.append(line)
-        elif kind == "comment":
-            line += match[0].count("\n")
-        else:
-            kinds.append(kind), texts.append(match[0]), lines.append(line)
-    return kinds, texts, lines
+    """Names, numbers, marks and line ends."""
+    return _TOKEN.findall(_NO_CODE.sub(lambda m: m[0] if m[0][0] == '"' else "\n" * m[0].count("\n"), text))
 
 
 class _Scope(dict):
@@ -74,10 +62,9 @@ class _Scope(dict):
 
 class _Parser:
     def __init__(self, text):
-        self.kinds, self.texts, self.lines = _tokens(text)
-        self.kinds += ["end"] * 4
+        self.texts = _tokens(text)
+        self.line_ends = [at for at, token in enumerate(self.texts) if token == "\n"]
         self.texts += [""] * 4
-        self.lines += [self.lines[-1] if self.lines else 0] * 4
         self.at = 0
         self.module = Module()
         self.files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE))
@@ -86,6 +73,9 @@ class _Parser:
         self.function = None
 
     # -- tokens ------------------------------------------------------------------------------------
+    def line(self, at):
+        return bisect.bisect_left(self.line_ends, at) + 1
+
     def peek(self):
         while self.texts[self.at] == "\n":
             self.at += 1
@@ -104,7 +94,7 @@ class _Parser:
 
     def expect(self, text):
         if not self.accept(text):
-            raise ParseError(f"PTX line {self.lines[self.at]}: expected {text!r}, found {self.peek()!r}")
+            raise ParseError(f"PTX line {self.line(self.at)}: expected {text!r}, found {self.peek()!r}")
 
     def rest_of_line(self):
         start = self.at
@@ -114,7 +104,7 @@ class _Parser:
 
     def skip_past(self, text):
         while self.take() != text:
-            if self.kinds[self.at] == "end":
+            if not self.texts[self.at]:
                 raise ParseError(f"PTX ends before {text!r}")
 
     # -- module level ------------------------------------------------------------------------------
@@ -126,8 +116,6 @@ class _Parser:
                 self.rest_of_line()
             elif text in (".version", ".address_size", ".file", ".loc"):
                 self.rest_of_line()
-            elif text == ".section":
-                self.skip_past("{"), self.skip_past("}")
             elif text in (".visible", ".weak", ".extern", ".common", ".alias"):
                 continue
             elif text in (".entry", ".func"):
@@ -139,7 +127,7 @@ class _Parser:
             elif text == ".pragma":
                 self.skip_past(";")
             else:
-                raise ParseError(f"PTX line {self.lines[self.at]}: unknown directive {text!r}")
+                raise ParseError(f"PTX line {self.line(self.at)}: unknown directive {text!r}")
         return self.module
 
     def function_(self, entry):
@@ -152,7 +140,7 @@ class _Parser:
         while self.peek() not in ("{", ";"):
             name = self.take()
             values = []
-            while self.kinds[self.at] == "number" or self.texts[self.at] == ",":
+            while self.texts[self.at][:1].isdigit() or self.texts[self.at] == ",":
                 values.append(self.take())
             function.attributes[name.lstrip(".")] = tuple(int(v, 0) for v in values if v != ",")
         if self.accept(";"):
@@ -222,13 +210,13 @@ class _Parser:
             return data
         operand = self.operand()
         if not isinstance(operand, Literal):
-            raise ParseError(f"PTX line {self.lines[self.at]}: an address as initial value is not supported")
+            raise ParseError(f"PTX line {self.line(self.at)}: an address as initial value is not supported")
         return (operand.value & (1 << 8 * SIZES[type_]) - 1).to_bytes(SIZES[type_], "little")
 
     def variables_(self, space, extern=False):
         variables = [self.declaration(space, extern)]
         while self.accept(","):
-            raise ParseError(f"PTX line {self.lines[self.at]}: one variable per declaration")
+            raise ParseError(f"PTX line {self.line(self.at)}: one variable per declaration")
         self.expect(";")
         return variables
 
@@ -256,7 +244,6 @@ class _Parser:
         code = self.function.code
         while len(self.scopes) > depth:
             text = self.take()
-            kind = self.kinds[self.at - 1]
             if text == "{":
                 self.scopes.append(_Scope())
             elif text == "}":
@@ -279,10 +266,10 @@ class _Parser:
             elif self.peek() == ":":
                 self.take()
                 self.label(text)
-            elif kind == "name":
+            elif _NAME.match(text):
                 code.append(self.instruction(text, None))
             else:
-                raise ParseError(f"PTX line {self.lines[self.at]}: unexpected {text!r}")
+                raise ParseError(f"PTX line {self.line(self.at)}: unexpected {text!r}")
 
     def label(self, name):
         if self.peek() == ".branchtargets":
@@ -319,7 +306,7 @@ class _Parser:
         return register
 
     def instruction(self, text, guard):
-        line = self.lines[self.at - 1]
+        line = self.line(self.at - 1)
         opcode, *modifiers = text.split(".")
         operands = []
         while not self.accept(";"):
@@ -374,7 +361,7 @@ class _Parser:
             return Literal(-literal.value, literal.kind)
         if text == "+":
             return self.simple_operand()
-        if self.kinds[self.at - 1] == "number":
+        if text[:1].isdigit():
             return _literal(text)
         base = self.lookup(text)
         offset = 0

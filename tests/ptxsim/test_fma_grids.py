@@ -1,6 +1,7 @@
 """Outer products of a thread's tile, which run as grids of multiply-adds: each one is rounded once, as alone."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_a_tile_of_outer_products(instruction, ordinary):
             assert same, f"{instruction} row {i} column {j} lane {lane}: {result.hex()}, exactly {expected.hex()}"
 
 
-@pytest.mark.parametrize("factor", [0.75, -0.5, 3.0, 1 + 2.0**-20, 1 / 3, 0.0])
+@pytest.mark.parametrize("factor", [0.75, -0.5, 3.0, 1 + 2.0**-20, 1 / 3, 0.0, 2.0**-70])
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
 def test_a_constant_factor_with_ties(instruction, factor):
     """A literal among the operands, and addends for which many sums lie half-way between two numbers."""
@@ -110,9 +111,16 @@ def test_a_constant_factor_with_ties(instruction, factor):
     }}"""
     rng = np.random.default_rng(5)
     a = rng.normal(size=256).astype(dtype)
-    a[::17], a[5] = 0, np.inf
+    if factor == 3.0:
+        a[::17], a[5] = 0, np.inf
+    elif factor == 2.0**-70:
+        a[5] = np.finfo(dtype).max
+    elif factor == 1 / 3:  # products that are exact, or were rounded down
+        third = Fraction(float(dtype(factor)))
+        a = np.resize([0.0, *(x for x in a if third * Fraction(float(x)) >= Fraction(float(x * dtype(factor))))], 256)
+        a = np.where(a == 0, 0.5, a).astype(dtype)
     c = (rng.integers(-3, 4, 256) * np.exp2(rng.integers(-3, 4, 256))).astype(dtype)
-    c[1::3] = (a[1::3] * 64).astype(dtype)
+    c[1::3] = a[1::3] * dtype(4)
     out = poisoned(c.shape, dtype)
     launch(source, 1, 256, a, c, out)
     for x, y, result in zip(a.tolist(), c.tolist(), out.tolist(), strict=True):
