@@ -1,5 +1,7 @@
 """What the backward kernels have to do, from the algorithm: to be compared with what the simulator counts."""
 
+from collections import defaultdict
+
 import numpy as np
 
 from cupyflash import _backward_config, attention_backward, ptxsim, reference
@@ -77,10 +79,13 @@ def assert_least(case: AttentionBackwardProblem, arch: str) -> None:
 
 
 def counted(case: AttentionBackwardProblem, arch: str):
-    """The case's arguments, and what the simulator counted for each kernel of the backward."""
+    """The case's arguments, and what the simulator counted for the variants of each kernel of the backward."""
     q, k, v = case.forward.inputs()
     out, lse = reference.attention(q, k, v, return_lse=True, **case.options)
     out, lse = out.astype(q.dtype), lse.astype(np.float64 if q.dtype == np.float64 else np.float32)
     with ptxsim.settings(arch=arch), ptxsim.profile() as profile:
         attention_backward(out, q, k, v, out, lse, grads_out=case.empty_grads(), **case.options)
-    return (out, q, k, v, out, lse), {kernel.name: kernel for kernel in profile.kernels}
+    kernels = defaultdict(list)
+    for kernel in profile.kernels:
+        kernels[kernel.name].append(kernel)
+    return (out, q, k, v, out, lse), kernels

@@ -87,7 +87,7 @@ def flash_bwd_dkdv_fma(problem: Problem, arch: str) -> Work:
 def assert_least(case: testing.AttentionProblem, arch: str) -> None:
     """Work as the algorithm says, without bank conflicts. Rows are whole 16-byte chunks."""
     inputs, kernel = counted(case, arch)
-    assert_counts(kernel, flash_fwd_fma(attention_problem(*inputs, **case.options), arch))
+    assert_counts([kernel], flash_fwd_fma(attention_problem(*inputs, **case.options), arch))
 
 
 def assert_least_backward(case: testing.AttentionBackwardProblem, arch: str) -> None:

@@ -44,7 +44,7 @@ def test_at_head_dim_64_tensor_cores_are_busy_longer_than_shared_memory(name):
         tile = _backward_config.flash_bwd_dkdv_tile(64, 64, "sm_80")
         lengths = (2 * tile.block_m, tile.block_n), (3 * tile.block_m, tile.block_n)
     problems = (BackwardProblem(Problem("float16", (), (), (), *n, 64, 64)) for n in lengths)
-    fewer, more = (backward_work.counted(problem, "sm_80")[1][name] for problem in problems)
+    (fewer,), (more,) = (backward_work.counted(problem, "sm_80")[1][name] for problem in problems)
     cycles = (more.mma_flops - fewer.mma_flops) / A100_FLOPS_PER_CYCLE
     assert 0 < more.shared_wavefronts - fewer.shared_wavefronts <= cycles
 

@@ -42,6 +42,8 @@ class Launch:
         try:
             self.run_chunks()
         except SimulationError as error:
+            if self.profile is not None:
+                self.profile.add_stopped(self)
             if self.checker is None:
                 raise
             self.checker.stopped(error)

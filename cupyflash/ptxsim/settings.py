@@ -43,16 +43,18 @@ class Settings:
 
     def __post_init__(self):
         for name, allowed in (("arch", ARCHITECTURES), ("mma", MMA_MODELS), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: {getattr(self, name)!r}, must be one of {', '.join(allowed)}")
-        for name in ("ulp_noise", "seed"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-                raise ValueError(f"{name}: {value!r}, must be an integer of at least 0")
-        if self.chunk_lanes is not None and (not isinstance(self.chunk_lanes, int) or self.chunk_lanes < 1):
-            raise ValueError(f"chunk_lanes: {self.chunk_lanes!r}, must be None or an integer of at least 1")
-        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
-            raise ValueError(f"workers: {self.workers!r}, must be an integer of at least 1")
+            if not isinstance(value, str) or value not in allowed:
+                raise ValueError(f"{name}: {value!r}, must be one of {', '.join(allowed)}")
+        for name, least in (("ulp_noise", 0), ("seed", 0), ("chunk_lanes", 1), ("workers", 1)):
+            value = getattr(self, name)
+            if name == "chunk_lanes" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+                raise ValueError(f"{name}: {value!r}, must be an integer of at least {least}")
+            object.__setattr__(self, name, int(value))  # NumPy's integers overflow
+        if self.progress is not None and not callable(self.progress):
+            raise ValueError(f"progress: {self.progress!r}, must be callable or None")
         if self.workers > 1 and not AVAILABLE:
             raise ValueError(f"workers: {self.workers}, only 1 is possible on this platform")
 

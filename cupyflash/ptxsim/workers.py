@@ -119,4 +119,5 @@ class _Child:
         self.pipe.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, nobody has to wait
+            os.waitpid(self.pid, 0)

@@ -228,6 +228,41 @@ def test_launches_of_one_kernel_add_up_and_kernels_stay_apart():
     assert kernels["strided"].distinct_load_sectors == 3 * 4
 
 
+def test_kernels_of_one_name_in_two_modules_stay_apart():
+    """Lines are those of their own source; equal sources are one kernel."""
+    first = 'extern "C" __global__ void fill(int* out) { out[threadIdx.x] = 1; }'
+    second = 'extern "C" __global__ void fill(int* out) {\n  out[0] = 2; }'
+    with ptxsim.profile() as profile:
+        for source in first, second, first:
+            ptxsim.RawModule(code=source).get_function("fill")((1,), (32,), (np.zeros(32, np.int32),))
+    assert [(kernel.name, kernel.launches) for kernel in profile.kernels] == [("fill", 2), ("fill", 1)]
+    stores = [[line.text for line in kernel.lines if line.global_store_requests] for kernel in profile.kernels]
+    assert stores == [[first], ["  out[0] = 2; }"]]
+    found = profile.as_dict()
+    assert {name: kernel["global_store_bytes"] for name, kernel in found.items()} == {"fill": 256, "fill (2)": 128}
+
+
+def test_launches_that_a_fault_stops_are_told():
+    source = 'extern "C" __global__ void fill(int* out, int shift) { out[threadIdx.x + shift] = 1; }'
+    with ptxsim.profile() as profile, ptxsim.sanitize() as report:
+        for shift in 0, 1 << 20, 1 << 20:
+            launch(source, 1, 32, np.zeros(32, np.int32), np.int32(shift))
+    assert report.findings
+    assert profile.kernels[0].launches == 1 and profile.stopped == {"fill": 2}
+    assert str(profile).endswith("\n\nfill: launches that a fault stopped, not counted: 2")
+
+
+def test_sectors_of_device_variables_do_not_depend_on_the_allocator():
+    modules = []
+    for size in range(8, 72, 8):
+        source = f"""__device__ int table[{size}]; extern "C" __global__ void fill() {{
+            if (threadIdx.x < {size}) table[threadIdx.x] = 1; }}"""
+        modules.append(ptxsim.RawModule(code=source, options=OPTIONS))
+        with ptxsim.profile() as profile:
+            modules[-1].get_function("fill")((1,), (96,), ())
+        assert profile.kernels[0].distinct_store_sectors == size // 8
+
+
 def test_a_schedule_does_not_change_what_is_counted():
     first = profiled(STRIDED, 2, 64, zeros(256), zeros(128), np.int32(2), np.int32(0))
     second = profiled(STRIDED, 2, 64, zeros(256), zeros(128), np.int32(2), np.int32(0), schedule="random", seed=4)

@@ -304,7 +304,8 @@ def test_a_fault_is_reported_as_without_counters(threads, arrays):
     x = poisoned(threads, np.int32) if arrays else None
     with ptxsim.profile() as profile, pytest.raises(ptxsim.MemoryFault, match=r"kernel\.cu:1$"):
         launch(source, 8, threads, x, x)
-    assert profile.kernels == []
+    assert profile.kernels == [] and profile.stopped == {"wild": 1}
+    assert str(profile) == "wild: launches that a fault stopped, not counted: 1"
 
 
 def test_launches_after_a_look_are_counted():

@@ -90,3 +90,27 @@ def test_an_exception_in_progress_reaches_the_caller():
     out = poisoned((100, 32), np.int32)
     launch(FILL, 100, 32, out)
     assert (out[:, 0] == np.arange(100)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("chunk_lanes", "workers") for value in (True, np.True_, 0, -1, 1.0, "1")),
+        *((name, value) for name in ("ulp_noise", "seed") for value in (True, -1, np.array([1]), None)),
+        *((name, value) for name in ("arch", "mma", "schedule") for value in ("", None, ["exact"], 80)),
+        ("arch", np.array(["sm_80"])),
+        ("arch", np.array(["sm_80", "sm_90"])),
+        ("mma", np.array(["exact"])),
+        ("progress", "x"),
+        ("progress", 0),
+    ],
+)
+def test_what_is_no_setting_is_refused_by_its_name(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: .*, must be "), ptxsim.settings(**{name: value}):
+        pass
+
+
+@pytest.mark.parametrize("name", ["ulp_noise", "seed", "chunk_lanes", "workers"])
+def test_integers_of_numpy_are_settings(name):
+    with ptxsim.settings(**{name: np.uint8(1)}) as chosen:
+        assert type(getattr(chosen, name)) is int and getattr(chosen, name) == 1

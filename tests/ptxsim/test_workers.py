@@ -1,5 +1,6 @@
 """settings(workers=n): launches spread over processes end as those of one, down to output and exceptions."""
 
+import signal
 import sys
 
 import numpy as np
@@ -107,6 +108,17 @@ def test_progress_counts_up_to_all_blocks_and_may_interrupt():
         launch(*arguments, workers=3, progress=stop, **MANY_CHUNKS)
     with pytest.raises(ChildProcessError):  # none is left
         workers.os.waitpid(-1, workers.os.WNOHANG)
+
+
+def test_a_caller_that_ignores_the_end_of_children():
+    x, both = np.arange(BLOCKS * THREADS, dtype=np.float32), np.ones(BLOCKS * THREADS, np.float32)
+    y = poisoned(x.shape, x.dtype)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        launch(SCALE, BLOCKS, THREADS, x, y, both, workers=3, **MANY_CHUNKS)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    np.testing.assert_array_equal(y, 2 * x)
 
 
 TOGETHER = {

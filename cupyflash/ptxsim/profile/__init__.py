@@ -3,6 +3,7 @@
 What is counted, and how, is written at `KernelProfile`.
 """
 
+import collections
 import contextlib
 import contextvars
 import json
@@ -20,11 +21,14 @@ class Profile:
     Attributes
     ----------
     kernels : list of KernelProfile
-        One for each name, in order of the first launch.
+        One for each name, source and options, in order of the first launch.
+    stopped : dict
+        Kernel's name -> launches that a fault stopped, of which nothing is counted.
     """
 
     def __init__(self):
         self._tallies = {}
+        self.stopped = {}
 
     @property
     def kernels(self):
@@ -34,15 +38,24 @@ class Profile:
         return f"Profile({', '.join(map(repr, self.kernels)) or 'no launches'})"
 
     def __str__(self):
-        return "\n\n".join(str(kernel) for kernel in self.kernels)
+        stopped = [f"{name}: launches that a fault stopped, not counted: {n:,}" for name, n in self.stopped.items()]
+        return "\n\n".join([*map(str, self.kernels), *stopped])
 
     def line_table(self, count=10, by="warp_instructions"):
         """Of each kernel, the `count` source lines that have most of a counter, as text."""
         return "\n\n".join(kernel.line_table(count, by) for kernel in self.kernels)
 
     def as_dict(self):
-        """Counters of every kernel, by its name: numbers, strings, lists and dicts."""
-        return {kernel.name: kernel.as_dict() for kernel in self.kernels}
+        """Counters of every kernel, by its name: numbers, strings, lists and dicts.
+
+        The second kernel of a name, of another module, is under "name (2)".
+        """
+        found, seen = {}, collections.Counter()
+        for kernel in self.kernels:
+            seen[kernel.name] += 1
+            number = seen[kernel.name]
+            found[kernel.name if number == 1 else f"{kernel.name} ({number})"] = kernel.as_dict()
+        return found
 
     def to_json(self, indent=None):
         """`as_dict()` as JSON."""
@@ -50,7 +63,14 @@ class Profile:
 
     def add(self, launch):
         """Add one launch that has come to its end."""
-        self._tallies.setdefault(launch.program.name, Tally(launch.program.name)).add(launch)
+        name, module = launch.program.name, launch.program.module.raw
+        key = (name, module.code, module.options)
+        self._tallies.setdefault(key, Tally(name)).add(launch)
+
+    def add_stopped(self, launch):
+        """Say that a fault has stopped a launch."""
+        name = launch.program.name
+        self.stopped[name] = self.stopped.get(name, 0) + 1
 
 
 _current = contextvars.ContextVar("ptxsim_profile", default=None)

@@ -10,7 +10,7 @@ _texts = functools.lru_cache(8)(line_texts)
 
 
 class Tally:
-    """All launches of the kernels of one name."""
+    """All launches of one kernel."""
 
     def __init__(self, name):
         self.kernel = KernelProfile(name=name)
