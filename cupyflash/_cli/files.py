@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,6 +56,13 @@ def as_element(array: np.ndarray, name: str, dtype: np.dtype | None) -> np.ndarr
     return cast
 
 
+def check_apart(outputs: Mapping[Path, Path], inputs: Collection[Path]) -> None:
+    """Raise where an output, as it is given and with links resolved, is one of the inputs, their links resolved."""
+    for path, target in outputs.items():
+        if target in inputs:
+            raise CommandError(f"{path}: would be written over, and is an input")
+
+
 def check_target(path: Path) -> Path:
     """The file that a result goes to, links resolved; raises where it could not be written."""
     target = Path(os.path.realpath(path))
@@ -68,6 +75,11 @@ def check_target(path: Path) -> Path:
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise CommandError(f"{path}: no permission to write in {target.parent}")
     return target
+
+
+def is_natural(text: str) -> bool:
+    """Whether a word of the command line is a whole number of at least 0, in ASCII digits alone."""
+    return text.isascii() and text.isdecimal()
 
 
 def write_files(contents: Mapping[Path, Callable[[BinaryIO], object]]) -> None:

@@ -31,8 +31,13 @@ class Parser(argparse.ArgumentParser):
 def run(parser: Parser, arguments: Sequence[str] | None) -> int:
     """Run one command; the exit status is the command's own (None: 0), 2 after an error, 130 after Ctrl-C."""
     try:
-        args = parser.parse_args(arguments)
-        return args.run(args) or 0
+        if sys.stdout is None:
+            raise CommandError("stdout is closed")
+        try:
+            args = parser.parse_args(arguments)
+            return args.run(args) or 0
+        finally:
+            sys.stdout.flush()
     except (CommandError, CompilerMissing) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
@@ -40,5 +45,14 @@ def run(parser: Parser, arguments: Sequence[str] | None) -> int:
         print(f"{parser.prog}: interrupted, nothing written", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of stdout, such as head, has what it wants
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        _drop_output()
+        return 0
+    except OSError as error:  # files have errors of their own: this is stdout's, such as a full device
+        print(f"{parser.prog}: error: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return 2
+
+
+def _drop_output() -> None:
+    """What stdout still holds goes nowhere, so that Python does not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

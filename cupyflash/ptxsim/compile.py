@@ -162,6 +162,7 @@ def _cache_key(code, arguments, names):
 def cache_directory() -> Path:
     """Where compiled kernels are kept: CUPYFLASH_CACHE_DIR, or the user's cache directory.
 
+    A relative CUPYFLASH_CACHE_DIR counts from the current directory, as it is when a kernel is compiled.
     Raises RuntimeError where that is in a home directory and the user has none.
     """
     if chosen := os.environ.get("CUPYFLASH_CACHE_DIR"):
@@ -210,10 +211,20 @@ class _Cache:
                 if self.temporary is None:
                     self.temporary = tempfile.TemporaryDirectory(prefix="cupyflash-", ignore_cleanup_errors=True)
                     message = f"compiled kernels are kept until this process ends, in {self.temporary.name}, because"
-                    warnings.warn(f"{message} of {reason!r}; CUPYFLASH_CACHE_DIR chooses a directory", stacklevel=2)
+                    warnings.warn(
+                        f"{message} of {reason!r}; CUPYFLASH_CACHE_DIR chooses a directory", stacklevel=_callers_level()
+                    )
             _write(Path(self.temporary.name) / key, text)
         except OSError:
             pass
+
+
+def _callers_level():
+    """The `stacklevel`, for a warning of the function that asks, of the first frame outside of this package."""
+    package, frame, level = __name__.split(".")[0], sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 _CACHE = _Cache()

@@ -313,7 +313,7 @@ BAD = [
     ("profile sources/transpose.cu --grid 2x2 --block 1", "--grid: '2x2' is not of the form"),
     (f"profile sources/transpose.cu --grid 0 --block 32 {ARGUMENTS}", "--grid: (0,), each must be from 1 to"),
     (f"profile sources/transpose.cu --grid 1 --block 32,33 {ARGUMENTS}", "--block: (32, 33, 1) has 1056 threads"),
-    (f"profile {LAUNCH} {ARGUMENTS} --shared -4", "--shared: -4"),
+    (f"profile {LAUNCH} {ARGUMENTS} --shared -4", "--shared: '-4' is not a whole number"),
     (f"profile {LAUNCH} {ARGUMENTS} --shared 200000", "--shared: 204096 bytes"),
     (f"profile {LAUNCH} {ARGUMENTS} --arch sm_1", "--arch: invalid choice: 'sm_1'"),
     (
@@ -348,6 +348,19 @@ BAD = [
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --save 1=b.npy", "--save 1=b.npy: argument 1 is saved already"),
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=a.npy --save 0=a.npy", "a.npy: would be written twice"),
     (f"profile {LAUNCH} {ARGUMENTS} --save 1=in.npy", "in.npy: would be written over"),
+    *(
+        (f"profile {LAUNCH} {ARGUMENTS} {option} {path}", f"{path}: would be written over, and is an input")
+        for option in ("--json", "--html")
+        for path in ("in.npy", "sources/../in.npy", "sources/transpose.cu")
+    ),
+    (f"sanitize {LAUNCH} {ARGUMENTS} --json sources/transpose.cu", "sources/transpose.cu: would be written over"),
+    ("ptx sources/transpose.cu -o sources/transpose.cu", "sources/transpose.cu: would be written over"),
+    (f"profile sources/transpose.cu --grid \u0662 --block 32 {ARGUMENTS}", "--grid: '\u0662' is not of the form"),
+    (f"profile {LAUNCH} {ARGUMENTS} --seed \u0662", "--seed: '\u0662' is not a whole number"),
+    (f"profile {LAUNCH} {ARGUMENTS} --shared 1_0", "--shared: '1_0' is not a whole number"),
+    (f"profile {LAUNCH} --arg zeros:f32:\u0662", "shape '\u0662' is not of the form"),
+    (f"profile {LAUNCH} --arg i32:1_0", "--arg 0: i32:1_0: '1_0' is not a whole number"),
+    (f"profile {LAUNCH} --arg f32:\u0662", "--arg 0: f32:\u0662: '\u0662' is not a number"),
     (f"profile {LAUNCH} {ARGUMENTS} --json no/x.json", "no/x.json: there is no directory"),
     (f"profile {LAUNCH} {ARGUMENTS} --json a --html a", "a: would be written twice"),
     (f"profile {LAUNCH} {ARGUMENTS} --png no/a.png", "no/a.png: there is no directory"),
@@ -386,6 +399,20 @@ def test_the_module_runs_and_sets_the_exit_status(folder, monkeypatch):
     assert done.returncode == 0 and "no findings" in done.stdout and done.stderr == ""
     done = subprocess.run([*command[:-1], "i32:65"], capture_output=True, text=True)
     assert done.returncode == 1 and "transpose.cu:4" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize(
+    ("redirection", "reason"), [(">/dev/full", "No space left on device"), (">&-", "stdout is closed")]
+)
+@pytest.mark.parametrize("arguments", ["--help", "ptx k.cu", "profile k.cu --grid 1 --block 1"])
+def test_output_that_cannot_be_written(folder, monkeypatch, redirection, reason, arguments):
+    monkeypatch.setenv("PYTHONPATH", str(Path(cupyflash.__file__).parents[1]))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    Path("k.cu").write_text("__global__ void k() {}")
+    command = f"'{sys.executable}' -m cupyflash.ptxsim {arguments} {redirection}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, f"cupyflash.ptxsim: error: {reason}\n")
 
 
 def test_kernels_of_a_module():

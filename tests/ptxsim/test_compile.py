@@ -159,8 +159,9 @@ def test_without_a_home_the_cache_is_temporary(fresh_cache, monkeypatch):
     for name in ("CUPYFLASH_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.warns(UserWarning, match="home directory"):
+    with pytest.warns(UserWarning, match="home directory") as warned:
         assert value(VALUE, "-DVALUE=6") == 6
+    assert [warning.filename for warning in warned] == [__file__]
     assert len(list(Path(compile._CACHE.temporary.name).iterdir())) == 1
 
 

@@ -94,7 +94,7 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    if not all(length.isdecimal() for length in text.split("x")):
+    if not all(files.is_natural(length) for length in text.split("x")):
         raise CommandError(f"shape {text!r} is not of the form 1024 or 8x1024x64")
     return tuple(int(length) for length in text.split("x"))
 
@@ -119,6 +119,8 @@ def _scalar(text: str, dtype: np.dtype) -> np.generic:
             raise CommandError(f"{text!r} is not one of 0, 1, false, true")
         return np.bool_(text in ("1", "true"))
     try:
+        if not text.isascii() or "_" in text:  # Python's numbers may have them
+            raise ValueError
         value = int(text, 0) if dtype.kind in "iu" else float(text)
     except ValueError:
         raise CommandError(f"{text!r} is not a {'whole ' * (dtype.kind in 'iu')}number") from None

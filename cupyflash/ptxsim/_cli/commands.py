@@ -71,7 +71,9 @@ def _launching(subparsers, name: str, summary: str, status: str) -> argparse.Arg
     parser.add_argument("--grid", type=_extent, required=True, metavar="X[,Y[,Z]]", help="blocks")
     parser.add_argument("--block", type=_extent, required=True, metavar="X[,Y[,Z]]", help="threads of a block")
     parser.add_argument("--arg", action="append", default=[], dest="args", metavar="ARG", help="see below")
-    parser.add_argument("--shared", type=int, default=0, metavar="BYTES", help="of dynamic shared memory; default 0")
+    parser.add_argument(
+        "--shared", type=_natural, default=0, metavar="BYTES", help="of dynamic shared memory; default 0"
+    )
     parser.add_argument("--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N afterwards")
     parser.add_argument("--schedule", choices=SCHEDULES, default="lockstep", help="default lockstep")
     parser.add_argument("--schedule-seed", type=_natural, default=0, metavar="N", help="of the random one; default 0")
@@ -96,13 +98,13 @@ def with_joined_options(arguments: Sequence[str]) -> list[str]:
 
 def _extent(text: str) -> tuple[int, ...]:
     numbers = text.split(",")
-    if len(numbers) > 3 or not all(number.isdecimal() for number in numbers):
+    if len(numbers) > 3 or not all(map(files.is_natural, numbers)):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 4 or 4,2 or 4,2,1")
     return tuple(map(int, numbers))
 
 
 def _natural(text: str) -> int:
-    if not text.isdecimal():
+    if not files.is_natural(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
@@ -148,6 +150,7 @@ def _sanitize(args: argparse.Namespace) -> int:
 
 def _ptx(args: argparse.Namespace) -> None:
     targets = _targets(args.output)
+    files.check_apart(targets, {args.source.resolve()})
     code, options = _read_source(args)
     with _compiling():
         text = ptxsim.compile_ptx(code, options, args.arch)
@@ -192,10 +195,10 @@ class _Launch:
                 raise CommandError(f"--save {text}: argument {number} is saved already")
             if path.resolve() in targets.values():
                 raise CommandError(f"--save {text}: {path}: would be written twice")
-            if path.resolve() in (argument.file for argument in self.arguments):
-                raise CommandError(f"--save {text}: {path}: would be written over, and is an input")
             self.saved[number] = path
             targets |= _targets(path)
+        inputs = {argument.file for argument in self.arguments}
+        files.check_apart(targets, {args.source.resolve(), *inputs})
 
     def run(self, command: str) -> None:
         """Compile and launch, with progress on long work."""
