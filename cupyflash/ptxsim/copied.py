@@ -69,11 +69,13 @@ def _passes_on(i, found):
 
 
 class Stores:
-    """Stores that make up the copy of one structure; `shadows`: of their values, as far as they have been met."""
+    """Stores that make up the copy of one structure; `shadows`: of their values, as far as they have been met;
+    `computed`: whether one of these is of no copy."""
 
     def __init__(self, last):
         self.last = last
         self.shadows = []
+        self.computed = False
 
 
 def structures(block, copied, width):

@@ -205,10 +205,11 @@ class Shadow:
         if group is None:
             return None
         group.shadows += shadows
-        computed = [u for v, u in zip(values, shadows, strict=True) if u != DEFINED and v.index not in self.copied]
-        if i is group.last:
-            computed.append(self.all_of(group.shadows))
-        return f"({''.join(f'{u}, ' for u in computed)})"
+        used = [u for v, u in zip(values, shadows, strict=True) if u != DEFINED and v.index not in self.copied]
+        group.computed = group.computed or bool(used)
+        if i is group.last and not group.computed:
+            used = [self.all_of(group.shadows)]
+        return f"({''.join(f'{u}, ' for u in used)})"
 
     def do_atom(self, i, types):
         d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)

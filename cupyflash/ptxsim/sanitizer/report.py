@@ -15,8 +15,8 @@ class Finding:
     Kinds: ``"shared race"``, ``"global race"``, ``"different values"`` (stored to one word), ``"missing cp.async
     wait"``; ``"uninitialised register"``, ``"uninitialised shared memory"``, ``"uninitialised local memory"``,
     ``"uninitialised global memory"``, ``"uninitialised value"`` (of many); ``"divergent barrier"``, ``"mismatched
-    barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``; and what ends a launch: ``"out of
-    bounds"``, ``"misaligned access"``, ``"read-only memory"``, ``"inactive lane"``, ``"deadlock"``, ``"livelock"``,
+    barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``, ``"inactive lane"``; and what
+    ends a launch: ``"out of bounds"``, ``"misaligned access"``, ``"read-only memory"``, ``"deadlock"``, ``"livelock"``,
     ``"trap"``, ``"undefined behaviour"`` (anything else, such as a failed assertion).
     """
 

@@ -193,7 +193,8 @@ class Undefined(Observer):
                 values = to_bytes(x, among, size).view(shadow.dtype).reshape(-1)
                 values = values if place.sel is None else values[place.sel]
                 shadow[place.index] = values[-1:] if place.index.size == 1 else values
-                self.quiet -= {self.own.get(id(place.view), "global"), "generic"}
+                if own:
+                    self.quiet -= {self.own[id(place.view)], "generic"}
             elif shadow is not None:
                 shadow[place.index] = 0
             if not defined and not own and place.offset == 0:
