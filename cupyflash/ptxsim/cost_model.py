@@ -10,8 +10,13 @@ devices. Then
 
 as if the work could be spread perfectly. The second-level cache has to deliver each distinct sector at least once, and
 what cp.async.cg loads each time, for that goes past the first-level cache. Device memory has to move each distinct
-sector once, one that is both read and written too, as if launches began and ended with all data there; where an earlier
-launch leaves them in the cache this one does not hold, and the next resource in the table does.
+sector once, one that is both read and written too: of several launches the one with most, for the others may find data
+in the cache. That row, and a bound that it limits, hold if all data are in device memory before the first launch and
+after the last; if the cache holds them, the next resource of the table is the bound.
+
+Shared memory has to serve a warp's access as often as one bank has distinct words among all its lanes. For 8 and 16
+bytes a lane that may be less than the profile's wavefronts, which are those of each half or quarter of the warp: lanes
+of different parts that read one address may be served together.
 
 The code is the one that was compiled for the architecture that ran; another one may get other code of the same source.
 """
@@ -24,7 +29,7 @@ from .least_work import least_work
 
 _SECTOR = 32
 _WARP = 32
-_SHARED = "shared memory"
+_SHARED, _DRAM = "shared memory", "DRAM"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +53,8 @@ class LowerBound:
 
     @property
     def limited_by(self):
-        """The resource that gives it."""
-        return max(self.resources, key=self.resources.get)
+        """The resource that gives it, "none" where nothing is counted."""
+        return max(self.resources, key=self.resources.get) if self.cycles else "none"
 
     def as_dict(self):
         """All of it by name."""
@@ -60,6 +65,8 @@ class LowerBound:
         ordered = sorted(self.resources.items(), key=lambda item: -item[1])
         rows = [f"  {name:<20}{cycles:>16,.0f}  {cycles / self.cycles:6.1%}" for name, cycles in ordered if cycles]
         head = f"at least {self.cycles:,.0f} cycles on {self.device} ({self.arch}), limited by {self.limited_by}"
+        if self.limited_by == _DRAM:
+            head += ", if the data start and end there"
         return "\n".join([head, *rows])
 
 
@@ -68,12 +75,12 @@ class Executed:
 
     def __init__(self):
         self.warps = collections.Counter()  # (program, basic block) -> warps that ran it
-        self.wavefronts = collections.Counter()  # (program, instruction of shared memory) -> wavefronts
+        self.wavefronts = collections.Counter()  # (program, instruction of shared memory) -> least wavefronts
         self.uncached_sectors = 0  # loaded past the first-level cache
         # Distinct ones of each launch:
         self.loaded_sectors = 0
         self.stored_sectors = 0  # or changed by atomics, whichever are more
-        self.touched_sectors = 0  # loaded, stored or both
+        self.touched_sectors = 0  # loaded, stored or both, of the launch with most of them
         self.most_blocks = 0  # of one launch
 
     def add(self, launch, distinct):
@@ -82,13 +89,13 @@ class Executed:
         for index, (warps, _) in counters.runs.items():
             self.warps[program, index] += warps
         for ins, counts in counters.counted.items():
-            if "shared_wavefronts" in counts:
-                self.wavefronts[program, ins] += counts["shared_wavefronts"]
             if ins.opcode == "cp" and "cg" in ins.modifiers:
                 self.uncached_sectors += counts.get("global_load_sectors", 0)
+        for ins, wavefronts in counters.least_wavefronts.items():
+            self.wavefronts[program, ins] += wavefronts
         self.loaded_sectors += distinct["load"]
         self.stored_sectors += max(distinct["store"], distinct["atomic"])
-        self.touched_sectors += counters.sectors.union("load", "store", "atomic")
+        self.touched_sectors = max(self.touched_sectors, counters.sectors.union("load", "store", "atomic"))
         self.most_blocks = max(self.most_blocks, launch.blocks)
 
 
@@ -130,7 +137,7 @@ def lower_bound(kernel, name):
     cycles["conversion"] = max(pipes["to half"], pipes["integer conversion"]) * _WARP / gpu.alu
     cycles["L2"] = _through_l2(executed) * _SECTOR / L2_BYTES
     cycles = {name: count / sms for name, count in cycles.items()}
-    cycles["DRAM"] = executed.touched_sectors * _SECTOR / gpu.dram_bytes
+    cycles[_DRAM] = executed.touched_sectors * _SECTOR / gpu.dram_bytes
     return LowerBound(gpu.name, gpu.arch, gpu.clock, cycles)
 
 
@@ -143,18 +150,16 @@ def _pipes(work, gpu):
     """Warp instructions of each pipe, after all merging."""
     fused = {t: work[f"{t} fma"] + max(work[f"{t} mul"], work[f"{t} add"]) for t in ("f16", "f32", "f64")}
     three = 2 if int(gpu.arch[3:]) >= 90 else 1  # operands that a minimum takes beyond the first
-    additions = max(0, work["add"] - work["multiply"] - work["minimum"])
     return {
         "tensor": work["tensor"],
         "memory": work["memory"],
         "FP32": fused["f32"],
         "FP64": fused["f64"],
         "FP16": fused["f16"],
-        "ALU": (work["minimum"] + work["float minimum"]) / three + work["logic"] / 2,
+        "ALU": work["minimum"] / three,
         "MUFU": work["special"] + max(work["reciprocal"], work["root"]),
         "to half": work["to half"],
         "integer conversion": work["integer conversion"],
         "shuffle": work["shuffle"],
-        "integer": work["multiply"] + additions / 2,
         "other": work["other"],
     }

@@ -1,33 +1,41 @@
 """The least that machine code must do for the PTX that a launch executed: what no assembler can merge away.
 
-PTX is not machine code. ptxas turns a multiplication and an addition into one fused multiply-add, two logic operations
-into one LOP3, two additions into one IADD3; it folds additions of constants into addresses, drops copies and address
-conversions, unrolls loops, joins neighbouring accesses of 4 bytes into one of 16, and moves what is the same for all
-threads of a warp to a scalar unit. So of each warp instruction only this counts:
+PTX is not machine code. ptxas turns a multiplication and an addition into one fused multiply-add, a tree of logic
+operations into one LOP3, the two halves of a product into one IMAD.WIDE; it folds additions into addresses, replaces
+multiplications by a loop's counter, computes once what is computed twice or in every turn of a loop, shares the
+reciprocal of a common divisor, drops copies and address conversions, unrolls loops, joins neighbouring accesses of 4
+bytes into one of 16, and moves what is the same for all threads of a warp to a scalar unit. So of each warp instruction
+only this counts, and only
 
-* Nothing is counted for an instruction that no thread-dependent value enters (the scalar unit may do it), nor for one
-  under a guard, nor for moves, selections, address conversions, branches, barriers, comparisons of integers, shifts,
-  permutations, parameters, constants, local memory, and anything with a literal operand that is integer arithmetic
-  or logic.
+* where a value that depends on the thread enters (else the scalar unit may do it), without a guard,
+* if its result is used,
+* once of those anywhere in the program that have one opcode, modifiers and operands (whatever their order, and operands
+  that were computed alike are one), in the first block that has it. A load is the same again only within a basic
+  block and if nothing writes in between,
+* in a loop if every loop around it changes an operand: what a loop loads (if it writes memory or has a barrier, or the
+  address changes), what it carries from turn to turn, and what depends on that. Nothing of the rest counts.
+
+What counts then:
+
+* Nothing for integer arithmetic and logic except min and max, nor for moves, selections, address conversions, branches,
+  barriers, comparisons of integers, parameters, constants, local memory.
 * f32, f64: each fma, each add or mul with a rounding modifier (`.rn`: never fused), and of the others the additions or
-  the multiplications, whichever are more. Divisions and exact roots: one.
+  the multiplications by anything but 0, 1 and -1, whichever are more. Exact roots and divisions: one.
 * f16, bf16: the same, where a scalar instruction is half of a packed one.
-* Integers: each mul and mad (of 64 bits, too: one IMAD.WIDE); of the additions of two registers those beyond the
-  number of multiplications and minima, halved. And and xor of two registers: half (or may become an addition).
 * min, max of registers: one; half from sm_90 on, where three operands are taken at once. Comparisons of float32: half
   of that, as one gives a predicate and its opposite.
-* ex2, lg2, sin, cos, tanh and rcp, rsqrt, sqrt, division by a register: one special function; of reciprocals and
-  roots whichever are more, as the reciprocal of a root is one.
+* ex2, lg2, sin, cos, tanh, rsqrt, sqrt and approximate rcp: one special function; of rcp and sqrt whichever are more,
+  as the reciprocal of a root is one. Divisions: none, and approximate ones nothing at all. Exact reciprocals: nothing,
+  as a subroutine may know those of some numbers.
 * cvt between integers and floats: one; float32 to float16 or bfloat16: half, as a packed conversion does two; the
   others nothing.
 * mma, ldmatrix, stmatrix, movmatrix, cp.async, shfl, atom, red, match, redux: one.
 * Loads and stores of global and shared memory: one; where a neighbour may be joined, the fraction that its bytes are of
   16, and so of its wavefronts, for an access that takes 16 bytes of each lane still has to serve each bank as often
   as the worst of its parts. A neighbour is an access of the same kind and base register less than 16 bytes away in
-  the basic block, or in the next turn of a loop.
+  the basic block, or in the next turn of a loop; there, all that share the base are counted as one.
 
-Code whose result nobody uses is counted all the same: NVRTC leaves none in its PTX, apart from what inline assembly
-computes in vain. And a compiler that moved work to where it is executed less often could beat this.
+A compiler that moved work to a branch where it is executed less often could beat this; NVRTC has done that in its PTX.
 """
 
 import collections
@@ -36,6 +44,7 @@ import weakref
 
 from .flow import results, sources
 from .isa import types_of
+from .redundant import Redundant
 from .syntax import Literal, Memory, Register, Special
 
 _THREAD = ("tid", "laneid", "lanemask")
@@ -45,7 +54,7 @@ _HALVES = {"f16", "bf16", "f16x2", "bf16x2"}
 _FLOATS = _HALVES | {"f32", "f64"}
 _ROUNDING = {"rn", "rz", "rm", "rp"}
 _SPECIAL = {"ex2", "lg2", "sin", "cos", "tanh", "rsqrt"}
-_ALWAYS = {"ldmatrix", "stmatrix", "movmatrix", "atom", "red", "match", "redux", "dp4a", "popc", "clz", "brev", "bfind"}
+_ALWAYS = {"ldmatrix", "stmatrix", "movmatrix", "atom", "red", "match", "redux"}
 _SHORT = {"f16": "f16", "bf16": "f16", "f16x2": "f16", "bf16x2": "f16", "f32": "f32", "f64": "f64"}
 _VECTOR = {"v2": 2, "v4": 4, "v8": 8}
 _WIDEST = 16  # bytes of one lane's access
@@ -57,7 +66,8 @@ class LeastWork:
     def __init__(self, program):
         self.blocks = program.blocks
         self.varying = _varying(program)
-        self.looping = _looping(program.blocks)
+        self.redundant = Redundant(program.blocks)
+        self.looping = self.redundant.looping
         self.kept = {}  # instruction of shared or global memory -> fraction that joining leaves
         self.of_block = [self.count(block) for block in self.blocks]
 
@@ -66,8 +76,10 @@ class LeastWork:
         kinds = collections.Counter()
         self.join(block)
         for ins in block.code:
-            if ins.guard is None:
-                for kind, count in _kinds(ins, self.kept.get(ins), self.varies(ins)):
+            if ins in self.redundant:
+                self.kept[ins] = 0
+            elif ins.guard is None:
+                for kind, count in _kinds(ins, self.kept.get(ins), self.varies(ins), self.redundant.literal(ins)):
                     kinds[kind] += count
         return kinds
 
@@ -88,7 +100,8 @@ class LeastWork:
                 beside = offsets[max(n - 1, 0) : n] + offsets[n + 1 : n + 2]
                 joins = near or any(abs(other - offset) < _WIDEST for other in beside)
                 size = _access_bytes(ins)
-                self.kept[ins] = size / _WIDEST if joins and size < _WIDEST and "volatile" not in ins.modifiers else 1
+                fraction = size / _WIDEST / (len(group) if near else 1)
+                self.kept[ins] = fraction if joins and size < _WIDEST and "volatile" not in ins.modifiers else 1
 
     def meets_itself(self, block, base):
         """Whether an access may be a neighbour of itself in the next turn of a loop."""
@@ -124,9 +137,9 @@ def least_work(program):
     return _known[program]
 
 
-def _kinds(ins, kept, varies):
-    """(kind, count) of one instruction."""
-    opcode, modifiers = ins.opcode, ins.modifiers
+def _kinds(ins, kept, varies, literal):
+    """(kind, count) of one instruction. `literal`: whether a constant is among its operands."""
+    opcode = ins.opcode
     types = types_of(ins)
     type_ = types[-1] if types else None
     if kept is not None:
@@ -135,40 +148,31 @@ def _kinds(ins, kept, varies):
         return [("tensor", 1), (("mma", _tensor_type(types)), _multiply_adds(ins))]
     if opcode == "cp":
         return [("memory", 1)] if len(ins.operands) > 1 else []
-    if opcode == "shfl":
-        return [("shuffle", 1)]
     if opcode in _ALWAYS:
         return [("other", 1)]
     if not varies:
         return []
+    if opcode == "shfl":
+        return [("shuffle", 1)]
     if opcode == "cvt":
         return _conversion(types)
     if opcode in _SPECIAL:
         return [("special", 1)]
     if type_ in _FLOATS:
-        return _floating(ins, type_)
-    if any(isinstance(o, Literal) for o in ins.operands):
-        return []
-    if opcode in ("mul", "mad", "mul24", "mad24"):
-        return [("multiply", 1)]
-    if opcode in ("add", "sub"):
-        return [("add", 1)]
-    if opcode in ("min", "max"):
-        return [] if type_.endswith("64") else [("minimum", 1)]
-    if opcode in ("and", "xor") and type_ in ("b32", "b64") and "pred" not in modifiers:
-        return [("logic", 1 if type_ == "b32" else 2)]
+        return _floating(ins, type_, literal)
+    if opcode in ("min", "max") and not literal and not type_.endswith("64"):
+        return [("minimum", 1)]
     return []
 
 
-def _floating(ins, type_):
+def _floating(ins, type_, literal):
     opcode, short = ins.opcode, _SHORT[type_]
     amount = 0.5 if type_ in ("f16", "bf16") else 1
-    literal = any(isinstance(o, Literal) for o in ins.operands)
-    if opcode in ("rcp", "div", "sqrt"):
-        if opcode == "div" and literal:
-            return [(f"{short} fma", 1)]
-        kind = "root" if opcode == "sqrt" else "reciprocal"
-        return [(kind, 1)] if "approx" in ins.modifiers else [(kind, 1), (f"{short} fma", 1)]
+    exact = {"approx", "full"}.isdisjoint(ins.modifiers)
+    if opcode == "rcp":
+        return [] if exact else [("reciprocal", 1)]
+    if opcode in ("sqrt", "div"):
+        return [("root", 1)] * (opcode == "sqrt") + [(f"{short} fma", 1)] * exact
     if opcode in ("fma", "mad"):
         return [(f"{short} fma", amount)]
     if opcode in ("add", "sub", "mul"):
@@ -176,8 +180,8 @@ def _floating(ins, type_):
             return [(f"{short} fma", amount)]
         return [(f"{short} {'mul' if opcode == 'mul' else 'add'}", amount)]
     if opcode == "setp" and type_ == "f32":
-        return [("float minimum", 0.5)]
-    return [("float minimum", 1)] if opcode in ("min", "max") and type_ == "f32" and not literal else []
+        return [("minimum", 0.5)]
+    return [("minimum", 1)] if opcode in ("min", "max") and type_ == "f32" and not literal else []
 
 
 def _conversion(types):
@@ -236,22 +240,6 @@ def _added_constant(ins):
     if ins.opcode in ("add", "sub") and isinstance(ins.operands[1], Register) and isinstance(ins.operands[2], Literal):
         return ins.operands[1], ins.operands[2].value if ins.opcode == "add" else -ins.operands[2].value
     return None
-
-
-def _looping(blocks):
-    """Indices of basic blocks that control can come back to."""
-    reaches = [{t for t in block.targets if t < len(blocks)} for block in blocks]
-    found = set()
-    for start in range(len(blocks)):
-        seen, waiting = set(), list(reaches[start])
-        while waiting:
-            block = waiting.pop()
-            if block not in seen:
-                seen.add(block)
-                waiting += reaches[block]
-        if start in seen:
-            found.add(start)
-    return found
 
 
 def _names_thread(ins):

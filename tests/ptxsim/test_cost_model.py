@@ -220,6 +220,169 @@ def test_launches_add_up():
     assert profile.kernels[0].lower_bound("A100").cycles == 40 * 2
 
 
+DIVISIONS = """
+extern "C" __global__ void divisions(const float* x, float* out) {
+  __shared__ float s[1024];
+  int t = threadIdx.x;
+  s[t] = x[t];
+  __syncthreads();
+  float l = x[t], a = 0;
+  for (int i = 0; i < 1024; ++i) a += __fdividef(s[i], l);
+  out[t] = a;
+}"""
+
+
+def test_divisions_by_what_a_loop_does_not_change():
+    """SASS: one MUFU.RCP before the loop, and in it one FFMA for each division and sum."""
+    found = bound(DIVISIONS, 1, 1024, zeros(1024), zeros(1024)).resources
+    assert found["MUFU"] == 0
+    assert found["FP32"] == 32 * 1024 * 32 / 64
+
+
+TWICE = """
+extern "C" __global__ void twice(const float* x, float* out) {{
+  int t = threadIdx.x;
+  float v = x[t], w = x[t + 32], a, b;
+  {body}
+  out[t] = a;
+  out[t + 32] = b;
+}}"""
+APPROX = 'asm volatile("{0}.approx.ftz.f32 %0, %1;" : "=f"({1}) : "f"({2}));'
+
+
+@pytest.mark.parametrize(
+    "first, second, cycles",
+    [
+        (APPROX.format("ex2", "a", "v"), APPROX.format("ex2", "b", "v"), 2),
+        (APPROX.format("rcp", "a", "v"), APPROX.format("rcp", "b", "v"), 2),
+        (APPROX.format("sqrt", "a", "v"), APPROX.format("rsqrt", "b", "v"), 4),
+        (APPROX.format("ex2", "a", "v"), APPROX.format("ex2", "b", "w"), 4),
+        (APPROX.format("ex2", "a", "v"), APPROX.format("ex2", "b", "a"), 4),
+        (APPROX.format("ex2", "a", "v"), APPROX.format("lg2", "b", "v"), 4),
+        (APPROX.format("ex2", "a", "v"), "b = a; " + APPROX.format("lg2", "v", "w"), 2),
+    ],
+)
+def test_one_special_function_of_one_register(first, second, cycles):
+    """SASS: one MUFU where two are the same or where the second is not used, else two."""
+    found = bound(TWICE.format(body=first + second), 1, 32, zeros(64), zeros(64))
+    assert found.resources["MUFU"] == cycles
+
+
+def test_equal_shuffles_are_one():
+    """SASS: one SHFL.BFLY of the first two, and one of the third."""
+    body = "a = __shfl_xor_sync(~0u, v, 1) + __shfl_xor_sync(~0u, v, 1); b = __shfl_xor_sync(~0u, v, 2);"
+    assert bound(TWICE.format(body=body), 1, 32, zeros(64), zeros(64)).resources["shuffle"] == 2
+
+
+LOOP = """
+extern "C" __global__ void loop(float* x, int n) {
+  __shared__ float s[64];
+  int t = threadIdx.x;
+  float v = x[t], w = x[t + 32], a = v, b;
+  s[t] = v;
+  #pragma unroll 1
+  for (int k = 0; k < n; ++k) {
+    #pragma unroll 1
+    for (int i = 0; i < 3; ++i) { BODY }
+    __syncwarp();
+  }
+  x[t] = a;
+}"""
+
+
+@pytest.mark.parametrize(
+    "body, turns",
+    [
+        ("FUNCTION(v); a += b;", 0),  # the same in each turn
+        ("b = v * i; FUNCTION(b); a += b;", 0),  # three numbers, whatever k
+        ("FUNCTION(a); a = b;", 3),  # carried from turn to turn
+        ("b = v * k; FUNCTION(b); a += b;", 0),  # the same in the inner loop
+        ("b = v * (k + i); FUNCTION(b); a += b;", 3),
+        ("b = s[t ^ 1]; FUNCTION(b); a += b; s[t] = b;", 3),  # loaded, as the loop stores
+    ],
+)
+def test_what_a_loop_does_not_change_is_done_before_it(body, turns):
+    function = APPROX.format("ex2", "b", "OF")
+    head, _, rest = body.partition("FUNCTION(")
+    of, _, tail = rest.partition(")")
+    source = LOOP.replace("BODY", head + function.replace("OF", of) + tail)
+    assert bound(source, 1, 32, zeros(64), np.int32(5)).resources["MUFU"] == 2 * 5 * turns
+
+
+NEUTRAL = """asm("mul.f32 %0, %1, %2;" : "=f"(a) : "f"(v), "f"(1.0f));
+asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(b) : "f"(v), "f"(1.0f), "f"(0.0f));"""
+
+
+@pytest.mark.parametrize("unrounded, left", [("mul.f32", 1), ("mul.rn.f32", 2)])
+def test_multiplications_by_one(unrounded, left):
+    """SASS: FMUL only of mul.rn, and FFMA for the fma."""
+    body = NEUTRAL.replace("mul.f32", unrounded)
+    found = bound(TWICE.format(body=body), 1, 32, zeros(64), zeros(64))
+    assert found.resources["FP32"] == left * 32 / 64
+
+
+def test_integers_count_nothing():
+    """SASS: (a & b) ^ (~a & c) is one LOP3, a product and its high half one IMAD.WIDE, additions go into addresses."""
+    source = """
+    extern "C" __global__ void integers(const unsigned* x, unsigned* out) {
+      unsigned t = threadIdx.x, a = x[t], b = x[t + 32], c = x[t + 64];
+      for (int i = 0; i < 8; ++i) {
+        unsigned m = (a & b) ^ (~a & c), lo = a * b, hi = __umulhi(a, b);
+        a = b; b = lo ^ c; c = m + hi + __clz(m);
+      }
+      out[t] = a ^ b ^ c;
+    }"""
+    found = bound(source, 1, 32, zeros(96, np.uint32), zeros(32, np.uint32)).resources
+    assert found["ALU"] == 0 and found["issue"] == 1  # three loads and a store
+
+
+BROADCAST = """
+extern "C" __global__ void broadcast(const float4* x, float4* out) {
+  __shared__ float4 s[32];
+  int t = threadIdx.x;
+  s[t] = x[t];
+  __syncthreads();
+  out[t] = s[AT];
+}"""
+
+
+@pytest.mark.parametrize(
+    "at, counted, least", [("t", 4, 4), ("(int)x[0].x & 31", 4, 1), ("t / 2", 4, 2), ("t * 8 & 31", 16, 4)]
+)
+def test_wide_loads_of_one_address_may_be_served_together(at, counted, least):
+    """The four quarters of a warp that read 16 bytes a lane are four wavefronts of the profile; at least it takes as
+    many as one bank has distinct words."""
+    kernel = profiled(BROADCAST.replace("AT", at), 1, 32, zeros(128), zeros(128))
+    assert kernel.shared_wavefronts == 4 + counted
+    assert kernel.lower_bound("A100").resources["shared memory"] == 4 + least
+
+
+def test_several_launches_may_find_their_data_in_the_cache():
+    """The one with most of them moves all of its sectors; the text says what that rests on."""
+    x, y = zeros(4 * 128 * 20), zeros(4 * 128 * 20)
+    with ptxsim.profile() as profile:
+        for blocks in (10, 20, 20):
+            launch(COPY, blocks, 128, x, y)
+    found = profile.kernels[0].lower_bound("A100")
+    assert found.resources["DRAM"] == pytest.approx(2 * x.nbytes / 2039 * 1.41)
+    assert found.resources["L2"] == pytest.approx(2.5 * x.nbytes / 64 / 20)
+    one = bound(COPY, 200, 128, zeros(4 * 128 * 200), zeros(4 * 128 * 200))
+    assert str(one).splitlines()[0].endswith("limited by DRAM, if the data start and end there")
+
+
+def test_a_kernel_of_which_nothing_counts(tmp_path):
+    source = 'extern "C" __global__ void nothing(int n) { if (n == 7) __trap(); }'
+    kernel = profiled(source, 1, 32, np.int32(1))
+    found = kernel.lower_bound("A100")
+    assert (found.cycles, found.limited_by) == (0, "none")
+    assert str(found) == "at least 0 cycles on A100 (sm_80), limited by none"
+    assert "0 cycles, none" in str(kernel)
+    kernel.to_html(tmp_path / "page.html")
+    pytest.importorskip("matplotlib")
+    kernel.to_png(tmp_path / "figure.png")
+    assert [text.get_text() for text in kernel.figure().axes[0].texts].count("none") == len(BOUNDED)
+
+
 @pytest.mark.parametrize("head_dim, share", [(128, 0.75), (64, 0.6875)])
 def test_a_key_tile_of_flash_fwd(head_dim, share):
     """What more keys cost: with head_dim 128, 32 rows of a warp read 16 KiB of keys, as many of values and 8 KiB of

@@ -24,6 +24,7 @@ class Counters(Observer):
         self.launch = launch
         self.runs = {}  # index of a block -> [warps, lanes]
         self.counted = {}  # instruction -> counter -> count
+        self.least_wavefronts = {}  # instruction -> what bounds count
         self.waiting = {}  # kind of access -> [lanes, accesses]
         self.costs = Costs()
         self.block_load_sectors = 0
@@ -129,6 +130,8 @@ class Counters(Observer):
             address, active, times = self.repeated(address, active)
             warps = Warps(address, active, max(size, 4))
             found, ideal = (times * cost for cost in self.costs.wavefronts(warps, size))
+            least = times * self.costs.least_wavefronts(warps, size)
+            self.least_wavefronts[ins] = self.least_wavefronts.get(ins, 0) + least
             self.count(ins, shared_requests=times * warps.count, shared_wavefronts=found, shared_ideal_wavefronts=ideal)
         elif space == "local" and "param" not in ins.modifiers:
             warps = Warps(address, active, 1)

@@ -61,12 +61,14 @@ def _head(axes, kernel, terms):
 def _bounds(axes, found, names, y, width):
     _text(axes, 0.2, y, "cycles at least (lower bound, not an estimate)", weight="bold")
     y += _LINE
-    step = min((width - 2.2) / len(names), 1.2)
+    step = min((width - 2.2) / max(len(names), 1), 1.2)
     for n, name in enumerate(names):
         _text(axes, 2.0 + step * (n + 0.9), y, name, ha="right", color=_GREY, fontsize=7)
     for bound in found:
         y += _LINE
         _text(axes, 0.2, y, f"{bound.device} ({bound.arch})")
+        if not names:
+            _text(axes, 2.0, y, bound.limited_by)
         for n, name in enumerate(names):
             cycles, right = bound.resources[name], 2.0 + step * (n + 0.92)
             _bar(axes, right - 0.9 * step, y, 0.4 * step * cycles / (bound.cycles or 1), _BLUE)

@@ -61,6 +61,10 @@ class Costs:
         """Wavefronts of shared accesses, and of ones without bank conflicts, which is one for each phase."""
         return self.summed(_wavefronts, warps, size)
 
+    def least_wavefronts(self, warps, size):
+        """As many wavefronts as one bank needs if all phases of an access could be served together."""
+        return self.summed(_least_wavefronts, warps, size)[0]
+
     def passes(self, warps, size):
         """Turns that atomics take: of each warp, the most lanes that have one address."""
         return self.summed(_passes, warps, size)[0]
@@ -101,14 +105,23 @@ def _wavefronts(pattern, size):
     takes as many wavefronts as there are distinct units in one place modulo 128 bytes.
     """
     shift = max(size // 4, 1).bit_length() + 1
+    worst = _worst(pattern, shift, 128 >> shift)
+    return int(worst.sum()), int(np.count_nonzero(worst))
+
+
+def _least_wavefronts(pattern, size):
+    return (int(_worst(pattern, max(size // 4, 1).bit_length() + 1, WARP).sum()),)
+
+
+def _worst(pattern, shift, lanes):
+    """For each group of so many lanes: the most distinct units in one place."""
     places = 128 >> shift
-    unit = (pattern >> shift).reshape(-1, places)
-    unit[pattern.reshape(-1, places) == INACTIVE] = INACTIVE
+    unit = (pattern >> shift).reshape(-1, lanes)
+    unit[pattern.reshape(-1, lanes) == INACTIVE] = INACTIVE
     unit = np.sort(unit, axis=1)
     at = np.flatnonzero(_first(unit))
-    place = (at & -places) + (unit.ravel()[at] & places - 1)  # of its phase, and there
-    worst = np.bincount(place, minlength=unit.size).reshape(-1, places).max(1)
-    return int(worst.sum()), int(np.count_nonzero(worst))
+    place = at // lanes * places + (unit.ravel()[at] & places - 1)  # of its group, and there
+    return np.bincount(place, minlength=unit.shape[0] * places).reshape(-1, places).max(1)
 
 
 def _passes(pattern, size):
