@@ -26,6 +26,7 @@ class Order:
         self.known = None  # [block, warp, other warp]: by that other warp, from barriers of a part of the block
         self.arrivals = {}  # (block, barrier) -> what each warp at bar.arrive knows and has acquired
         self.limit = latest(now)
+        self.synced = self.looked = False  # whether there has been a barrier of a warp, a flag that was seen
 
     # -- events --------------------------------------------------------------------------------------
     def barrier(self, lanes, now):
@@ -46,13 +47,13 @@ class Order:
         self.block_done[blocks] = now
         running = (self.chunk.pc != self.chunk.exit).reshape(self.chunk.count, self.pitch).any(1)
         self.limit = latest(int(self.block_done[running].min(initial=now)))
-        if self.acquired.any():
+        if self.looked:
             by_block = self.acquired.reshape(self.chunk.count, -1)
             by_block[blocks] = by_block[blocks].max(1, keepdims=True)
 
     def part(self, block, lanes, now):
         """A barrier of some warps of a block."""
-        self.warp_done[lanes] = now
+        self.warp_done[lanes], self.synced = now, True
         warps = np.unique(lanes // WARP)
         inner = warps - block * (self.pitch // WARP)
         number = int(self.chunk.barriers.waiting[lanes[0]])
@@ -81,7 +82,7 @@ class Order:
             self.arrivals.setdefault((block, int(numbers[at])), []).append((before, self.acquired[warp]))
 
     def warp_barrier(self, lanes, now):
-        self.warp_done[lanes] = now
+        self.warp_done[lanes], self.synced = now, True
 
     def fence(self, lanes, now):
         self.fenced[lanes // self.pitch] = now
@@ -101,6 +102,7 @@ class Order:
         if shadow.released is not None:
             seen = np.broadcast_to(rows_of(shadow.released)[index].max(1), lanes.shape)
             np.maximum.at(self.acquired, lanes // WARP, seen)
+            self.looked = True
 
     def limit_of(self, x):
         """The stamp up to which all accesses are done for all lanes of a group, as far as block barriers tell."""
@@ -111,19 +113,22 @@ class Order:
         return self.limit
 
     # -- the question --------------------------------------------------------------------------------
-    def ordered(self, lanes, old):
-        """Whether the access that a stamp tells of is done before the lanes go on."""
-        event, many = event_of(old).astype(np.int64), many_of(old)
+    def ordered(self, lanes, old, inside):
+        """Whether the access that a stamp tells of is done before the lanes go on; `inside`: it can only have been in
+        their own block."""
+        event = event_of(old).astype(np.int64)
         other = lane_of(old) - self.first
-        block = lanes // self.pitch
-        same_block = (many <= BLOCKMATES) & (other // self.pitch == block)
-        same_warp = (many <= WARPMATES) & (other // WARP == lanes // WARP)
-        done = (many == ONE) & (other == lanes)
-        done |= same_block & (event <= self.block_done[block])
-        done |= same_warp & (event <= self.warp_done[lanes])
-        done |= event <= self.acquired[lanes // WARP]
+        alone = many_of(old) == ONE
+        done = alone & (other == lanes)
+        same_block = True if inside else (many_of(old) <= BLOCKMATES) & (other // self.pitch == lanes // self.pitch)
+        done |= same_block & (event <= self.block_done[lanes // self.pitch])
+        if self.synced:
+            same_warp = (many_of(old) <= WARPMATES) & (other // WARP == lanes // WARP)
+            done |= same_warp & (event <= self.warp_done[lanes])
+        if self.looked:
+            done |= event <= self.acquired[lanes // WARP]
         if self.known is not None:
-            done |= same_block & (event <= self.known_of(block, lanes, other, many))
+            done |= same_block & (event <= self.known_of(lanes // self.pitch, lanes, other, many_of(old)))
         return done
 
     def known_of(self, block, lanes, other, many):

@@ -59,13 +59,14 @@ class Races(Observer):
         self.order = Order(chunk, self.now)
         self.first = chunk.first * chunk.pitch
         self.alone = chunk.launch.blocks == 1
+        pitch, most = (None, BLOCKMATES) if self.alone else (chunk.pitch, GRID)
         if self.global_ is None:
             self.global_ = {}
             for segment in self.checker.launch.global_.segments:
-                shadow = Shadow("global", segment.views[1].size, self.words["global"], chunk.pitch)
+                shadow = Shadow("global", segment.views[1].size, self.words["global"], pitch, most)
                 self.global_ |= {id(view): shadow for view in segment.views.values()}
         views = chunk.shared.views
-        self.shared = Shadow("shared", views[1].size, self.words["shared"], chunk.pitch)
+        self.shared = Shadow("shared", views[1].size, self.words["shared"], None, BLOCKMATES)
         self.shadows = self.global_ | {id(view): self.shared for view in views.values()}
         self.copies = Copies(chunk)
 
@@ -163,7 +164,9 @@ class Races(Observer):
     # -- accesses ------------------------------------------------------------------------------------
     def read(self, access, many):
         shadow = access.shadow
-        self.report_races(access, *self.of_others(access, *self.unordered(access, shadow.written, True)))
+        at, old = self.unordered(access, shadow.written, True)
+        if old.size:
+            self.report_races(access, *self.of_others(access, at, old))
         if access.kind in (ATOMIC, VOLATILE):
             self.order.acquire(shadow, access.rows, access.index, access.lanes)
         if access.kind == ATOMIC or (access.kind == VOLATILE and shadow is not self.shared):
@@ -175,9 +178,19 @@ class Races(Observer):
         stamps = access.stamps(many)
         old = rows.take(access.index, axis=0)
         if old.max() > access.limit:
-            if saturated(old, BLOCKMATES if shadow is self.shared or self.alone else GRID, access.limit):
+            others = foreign(old, access.numbers[:, None], access.limit)
+            full = saturated(old, shadow.most)
+            full &= others
+            if full.all():
                 return
-            stamps = self.joined(access, stamps, *self.unordered(access, shadow.read, False, old))
+            others ^= full
+            stamps = np.where(full, old, stamps)
+            at = np.nonzero(others)
+            if at[0].size:
+                old = np.broadcast_to(old, others.shape)[at]
+                open_ = ~self.order.ordered(access.lanes[at[0]], old, shadow.pitch is None)
+                at, old = tuple(w[open_] for w in at), old[open_]
+                stamps[at] = together(old, stamps[at], shadow.pitch)
         shadow.put(rows, access.index, stamps)
 
     def write(self, access, many, values):
@@ -220,20 +233,19 @@ class Races(Observer):
             self.order.release(shadow, access.rows, access.index, access.lanes)
         return collided
 
-    def unordered(self, access, table, written, old=None):
+    def unordered(self, access, table, written):
         """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps. A plain look
         at a flag that has done its work is ordered."""
-        if old is None:
-            old = access.rows(table).take(access.index, axis=0)
-            if old.max() <= access.limit:
-                return _NOTHING
+        old = access.rows(table).take(access.index, axis=0)
+        if old.max() <= access.limit:
+            return _NOTHING
         others = foreign(old, access.numbers[:, None], access.limit)
         if not others.any():
             return _NOTHING
         at = np.nonzero(others)
         count = old.shape[1]
         old = np.broadcast_to(old, (access.lanes.size, count))[at]
-        open_ = ~self.order.ordered(access.lanes[at[0]], old)
+        open_ = ~self.order.ordered(access.lanes[at[0]], old, access.shadow.pitch is None)
         if written:
             open_ |= is_pending(old)
         if access.kind in (VOLATILE, ATOMIC):
@@ -282,7 +294,9 @@ class Races(Observer):
     def report(self, kind, access, at, old):
         """One finding for each instruction that the access collides with."""
         sites = self.site_of(old)
-        named = ~self.order.ordered(access.lanes[at[0]], alone(old))  # the thread that a stamp names is one of those
+        named = ~self.order.ordered(
+            access.lanes[at[0]], alone(old), access.shadow.pitch is None
+        )  # the thread that a stamp names is one of those
         for site in np.unique(sites):
             chosen = sites == site
             other = self.sites[site]

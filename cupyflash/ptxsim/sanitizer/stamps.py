@@ -58,7 +58,7 @@ def is_pending(stamps):
 
 
 def extent(lanes, pitch):
-    """What stamps say of several lanes."""
+    """What stamps say of several lanes; `pitch`: of a block, None if all are of one."""
     low, high = int(lanes.min()), int(lanes.max())
     return (
         ONE
@@ -66,7 +66,7 @@ def extent(lanes, pitch):
         else WARPMATES
         if low // WARP == high // WARP
         else BLOCKMATES
-        if low // pitch == high // pitch
+        if pitch is None or low // pitch == high // pitch
         else GRID
     )
 
@@ -74,26 +74,28 @@ def extent(lanes, pitch):
 def together(old, new, pitch):
     """The new stamps, marked as standing for the threads of the old ones, too. The event is the earlier of the two:
     whoever is ordered behind that one may be behind the other, too, which is not known any more."""
-    mine, theirs = new & _LANE, old & _LANE
-    many = (mine != theirs).astype(np.uint64)
-    many += mine // _WARP != theirs // _WARP
-    many += mine // np.uint64(pitch) != theirs // np.uint64(pitch)
+    apart = (new ^ old) & _LANE
+    many = (apart != 0).astype(np.uint64)
+    many += apart >= _WARP
+    if pitch is not None:
+        many += (new & _LANE) // np.uint64(pitch) != (old & _LANE) // np.uint64(pitch)
     many <<= _MANY
     np.maximum(many, old & _MANY_BITS, out=many)
     np.maximum(many, new & _MANY_BITS, out=many)
     return many | np.minimum(old & _ACCESS, new & _ACCESS) | new & _PENDING
 
 
-def saturated(stamps, many, limit):
-    """Whether all stamps are later than a limit and already stand for as many threads as there can be."""
-    return bool(((stamps & _MANY_BITS) == np.uint64(many << 30)).all()) and stamps.min() > limit
+def saturated(stamps, many):
+    """Which stamps stand for as many threads as there can be."""
+    return (stamps & _MANY_BITS) == np.uint64(many << 30)
 
 
 class Shadow:
     """Stamps of the words of a space. A word is as long as the shortest access that the kernel has."""
 
-    def __init__(self, name, size, word, pitch):
-        self.name, self.word, self.pitch = name, word, pitch
+    def __init__(self, name, size, word, pitch, most):
+        """`pitch`: lanes for each block, None if nothing can be accessed by several; `most`: how many can."""
+        self.name, self.word, self.pitch, self.most = name, word, pitch, most
         self.written = np.zeros(size // word, np.uint64)
         self.read = np.zeros(size // word, np.uint64)
         self.released = None  # see Order
