@@ -21,7 +21,7 @@ class Checker(Observer):
     def __init__(self, report, launch):
         self.report, self.launch = report, launch
         self.checks = [check(self) for check in CHECKS]
-        self.last, self.places = None, []
+        self.last, self.places = (None,) * 4, []
         for event in _EVENTS:
             listeners = [
                 getattr(c, event) for c in self.checks if getattr(type(c), event) is not getattr(Observer, event)
@@ -53,10 +53,10 @@ class Checker(Observer):
 
     def locate(self, x, m, space, address, size, write, ins):
         """The Places of an access, worked out once for all checks. Raises MemoryFault as the access itself would."""
-        event = (x, m, address, ins)
-        if self.last is None or any(a is not b for a, b in zip(self.last, event, strict=True)):
+        group, mask, at, instruction = self.last
+        if at is not address or instruction is not ins or group is not x or mask is not m:
             self.places = list(places(x, m, space, address, size, write, ins))
-            self.last = event
+            self.last = x, m, address, ins
         return self.places
 
     def locate_rows(self, x, address, count, write, ins):

@@ -29,6 +29,7 @@ from .stamps import (
     foreign,
     is_pending,
     lane_of,
+    latest,
     many_of,
     saturated,
     stamp,
@@ -157,14 +158,16 @@ class Races(Observer):
 
     def arrived(self, lanes, index, size, copy):
         shadow, numbers = self.shared, (lanes + self.first).astype(np.uint64)
-        if shadow.put(shadow.rows(shadow.written, size), index, stamp(self.event(copy), numbers)[:, None]):
+        stamps = stamp(self.event(copy), numbers)
+        shadow.last_written = max(shadow.last_written, stamps.max())
+        if shadow.put(shadow.rows(shadow.written, size), index, stamps[:, None]):
             words, numbers = several(shadow, index, size, numbers)
             shadow.remember(words, numbers, False, _NONE, _NO_STAMPS)
 
     # -- accesses ------------------------------------------------------------------------------------
     def read(self, access, many):
         shadow = access.shadow
-        at, old = self.unordered(access, shadow.written, True)
+        at, old = self.unordered(access, True)
         if old.size:
             self.report_races(access, *self.of_others(access, at, old))
         if access.kind in (ATOMIC, VOLATILE):
@@ -176,29 +179,27 @@ class Races(Observer):
             access.lanes, access.numbers = access.lanes[:1], access.numbers[:1]
         rows = access.rows(shadow.read)
         stamps = access.stamps(many)
-        old = rows.take(access.index, axis=0)
-        if old.max() > access.limit:
-            others = foreign(old, access.numbers[:, None], access.limit)
-            full = saturated(old, shadow.most)
-            full &= others
+        old = access.earlier(False)
+        if old is not None:
+            full = saturated(old, shadow.most, access.limit)
             if full.all():
                 return
-            others ^= full
             stamps = np.where(full, old, stamps)
-            at = np.nonzero(others)
+            at = np.nonzero(foreign(old, access.numbers[:, None], access.limit) > full)
             if at[0].size:
-                old = np.broadcast_to(old, others.shape)[at]
+                old = np.broadcast_to(old, stamps.shape)[at]
                 open_ = ~self.order.ordered(access.lanes[at[0]], old, shadow.pitch is None)
                 at, old = tuple(w[open_] for w in at), old[open_]
                 stamps[at] = together(old, stamps[at], shadow.pitch)
         shadow.put(rows, access.index, stamps)
+        shadow.last_read = latest(access.event)
 
     def write(self, access, many, values):
         """`values`: of the lanes of the access, where a store of equal ones is harmless. Returns whether several lanes
         write one word."""
         shadow, ins = access.shadow, access.ins
-        read, readers = self.unordered(access, shadow.read, False)
-        at, old = self.unordered(access, shadow.written, True)
+        read, readers = self.unordered(access, False)
+        at, old = self.unordered(access, True)
         stamps = access.stamps(many)
         before, earlier = _NONE, _NO_STAMPS
         if old.size and values is not None:
@@ -217,6 +218,7 @@ class Races(Observer):
         self.report_races(access, read, readers)
         self.report_races(access, at, old)
         rows = access.rows(shadow.written)
+        shadow.last_written = max(shadow.last_written, stamps.max())
         collided = False
         if access.kind == ATOMIC:
             rows[access.spread()] = stamps
@@ -233,11 +235,11 @@ class Races(Observer):
             self.order.release(shadow, access.rows, access.index, access.lanes)
         return collided
 
-    def unordered(self, access, table, written):
+    def unordered(self, access, written):
         """(lanes, words) of an access at which an earlier one is not ordered before it, and its stamps. A plain look
         at a flag that has done its work is ordered."""
-        old = access.rows(table).take(access.index, axis=0)
-        if old.max() <= access.limit:
+        old = access.earlier(written)
+        if old is None:
             return _NOTHING
         others = foreign(old, access.numbers[:, None], access.limit)
         if not others.any():
@@ -377,6 +379,15 @@ class Access:
 
     def rows(self, table):
         return table.reshape(-1, self.size // self.shadow.word)
+
+    def earlier(self, written):
+        """Stamps of the last writes or reads (elements, words), None if all of these are done."""
+        shadow = self.shadow
+        table, last = (shadow.written, shadow.last_written) if written else (shadow.read, shadow.last_read)
+        if last <= self.limit:
+            return None
+        stamps = self.rows(table).take(self.index, axis=0)
+        return stamps if stamps.max() > self.limit else None
 
     def spread(self):
         """The element of each lane."""

@@ -85,9 +85,11 @@ def together(old, new, pitch):
     return many | np.minimum(old & _ACCESS, new & _ACCESS) | new & _PENDING
 
 
-def saturated(stamps, many):
-    """Which stamps stand for as many threads as there can be."""
-    return (stamps & _MANY_BITS) == np.uint64(many << 30)
+def saturated(stamps, many, limit):
+    """Which stamps, later than a limit, already stand for as many threads as there can be."""
+    found = (stamps & _MANY_BITS) == np.uint64(many << 30)
+    found &= stamps > limit
+    return found
 
 
 class Shadow:
@@ -98,6 +100,7 @@ class Shadow:
         self.name, self.word, self.pitch, self.most = name, word, pitch, most
         self.written = np.zeros(size // word, np.uint64)
         self.read = np.zeros(size // word, np.uint64)
+        self.last_written = self.last_read = np.uint64(0)  # no stamp is larger
         self.released = None  # see Order
         self.writers = None  # of words that several threads have written: a set of their numbers, as hashes
 
