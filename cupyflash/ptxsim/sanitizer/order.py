@@ -26,6 +26,7 @@ class Order:
         self.known = None  # [block, warp, other warp]: by that other warp, from barriers of a part of the block
         self.arrivals = {}  # (block, barrier) -> what each warp at bar.arrive knows and has acquired
         self.limit = latest(now)
+        self.even = True  # whether all blocks are at the same barrier
         self.synced = self.looked = False  # whether there has been a barrier of a warp, a flag that was seen
 
     # -- events --------------------------------------------------------------------------------------
@@ -46,7 +47,9 @@ class Order:
     def whole(self, blocks, now):
         self.block_done[blocks] = now
         running = (self.chunk.pc != self.chunk.exit).reshape(self.chunk.count, self.pitch).any(1)
-        self.limit = latest(int(self.block_done[running].min(initial=now)))
+        oldest = int(self.block_done[running].min(initial=now))
+        self.limit = latest(oldest)
+        self.even = oldest == self.block_done[running].max(initial=oldest)
         if self.looked:
             by_block = self.acquired.reshape(self.chunk.count, -1)
             by_block[blocks] = by_block[blocks].max(1, keepdims=True)
@@ -103,6 +106,11 @@ class Order:
             seen = np.broadcast_to(rows_of(shadow.released)[index].max(1), lanes.shape)
             np.maximum.at(self.acquired, lanes // WARP, seen)
             self.looked = True
+
+    @property
+    def told_by_limit(self):
+        """Whether nothing but the limit orders accesses of several threads of one block."""
+        return self.even and not self.synced and not self.looked and self.known is None
 
     def limit_of(self, x):
         """The stamp up to which all accesses are done for all lanes of a group, as far as block barriers tell."""

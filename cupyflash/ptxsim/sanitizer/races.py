@@ -184,13 +184,15 @@ class Races(Observer):
             full = saturated(old, shadow.most, access.limit)
             if full.all():
                 return
-            stamps = np.where(full, old, stamps)
-            at = np.nonzero(foreign(old, access.numbers[:, None], access.limit) > full)
-            if at[0].size:
+            others = foreign(old, access.numbers[:, None], access.limit)
+            if shadow.pitch is None and self.order.told_by_limit:
+                stamps = np.where(others, together(old, stamps, None), stamps)
+            else:
+                stamps = np.where(full, old, stamps)
+                at = np.nonzero(others > full)
                 old = np.broadcast_to(old, stamps.shape)[at]
                 open_ = ~self.order.ordered(access.lanes[at[0]], old, shadow.pitch is None)
-                at, old = tuple(w[open_] for w in at), old[open_]
-                stamps[at] = together(old, stamps[at], shadow.pitch)
+                stamps = self.joined(access, stamps, tuple(w[open_] for w in at), old[open_])
         shadow.put(rows, access.index, stamps)
         shadow.last_read = latest(access.event)
 
