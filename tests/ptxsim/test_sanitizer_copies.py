@@ -122,6 +122,36 @@ def test_copies_that_nobody_waits_for_are_no_fault(settings):
 
 
 @every_schedule
+@pytest.mark.parametrize("source_of", ["x", "x + t / 32"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_all_copy_one_value_to_one_place(source_of, apart, settings):
+    """As stores of equal values are harmless, whatever the order in which threads issue and wait."""
+    waits = "if (t % 2) { wait<0>(); y[t] = 1; } else wait<0>();" if apart else "wait<0>();"
+    source = (
+        HELPERS
+        + f"""
+    extern "C" __global__ void all(const int4* x, int* y) {{
+      __shared__ int4 s[1];
+      int t = threadIdx.x;
+      for (int k = 0; k < 3; k++) {{
+        fetch(s, {source_of});  // here
+        commit();
+        {waits}
+        __syncthreads();
+        y[t] = s[0].x + s[0].w;
+        __syncthreads();
+      }}
+    }}"""
+    )
+    y = poisoned(96, np.int32)
+    found = findings(source, 1, 96, np.arange(5, 21, dtype=np.int32), y, **settings)
+    if source_of == "x":
+        assert not found and (y == 5 + 8).all()
+    else:
+        assert found and {f.kind for f in found} <= {"missing cp.async wait", "different values", "shared race"}
+
+
+@every_schedule
 def test_own_copies_need_no_barrier(settings):
     source = (
         HELPERS

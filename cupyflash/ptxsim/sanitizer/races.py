@@ -1,10 +1,10 @@
 """Races: two accesses to one word of shared or global memory, one of them a write, that nothing orders.
 
 Not a race: two atomics, or in global memory two strong accesses (atomic, volatile, relaxed and so on), which are
-flags; plain stores of the same value. Volatile accesses of shared memory are flags only where a loop does nothing
-but wait for them. Bytes of one word are different places, if the kernel has accesses as short. A cp.async writes its
-destination from the moment that it is issued until its thread waits for it; copies that no thread ever waits for
-are no fault by themselves.
+flags; plain stores of the same value and copies by cp.async from the same source, as far as nobody else reads it.
+Volatile accesses of shared memory are flags only where a loop does nothing but wait for them. Bytes of one word are
+different places, if the kernel has accesses as short. A cp.async writes its destination from the moment that it is
+issued until its thread waits for it; copies that no thread ever waits for are no fault by themselves.
 """
 
 import array
@@ -144,7 +144,11 @@ class Races(Observer):
         target = in_shared(shared) if shared.dtype == np.uint64 else shared
         for place in self.checker.locate(x, m, "shared", target, size, True, ins):
             access = Access(self, x, self.shared, place, ins)
-            if self.write(access, ONE, None):
+            source = address if address.size == 1 or place.sel is None else address[place.sel]
+            if amount is not None:
+                count = amount if amount.size == 1 or place.sel is None else amount[place.sel]
+                source = source ^ (count.astype(np.uint64) << np.uint64(59))
+            if self.write(access, ONE, None, source):
                 self.compare_lanes(access, access.words(_copied(x, sources, amount, size)))
             self.copies.issue(access.lanes, access.index, size, ins)
 
@@ -158,9 +162,9 @@ class Races(Observer):
 
     def arrived(self, lanes, index, size, copy):
         shadow, numbers = self.shared, (lanes + self.first).astype(np.uint64)
-        stamps = stamp(self.event(copy), numbers)
+        stamps = stamp(self.event(copy), numbers)[:, None]
         shadow.last_written = max(shadow.last_written, stamps.max())
-        if shadow.put(shadow.rows(shadow.written, size), index, stamps[:, None]):
+        if shadow.put(shadow.rows(shadow.written, size), index, stamps):
             words, numbers = several(shadow, index, size, numbers)
             shadow.remember(words, numbers, False, _NONE, _NO_STAMPS)
 
@@ -196,9 +200,9 @@ class Races(Observer):
         shadow.put(rows, access.index, stamps)
         shadow.last_read = latest(access.event)
 
-    def write(self, access, many, values):
-        """`values`: of the lanes of the access, where a store of equal ones is harmless. Returns whether several lanes
-        write one word."""
+    def write(self, access, many, values, source=None):
+        """`values`: of the lanes of the access, where a store of equal ones is harmless; `source`: of a cp.async,
+        likewise. Returns whether several lanes write one word."""
         shadow, ins = access.shadow, access.ins
         read, readers = self.unordered(access, False)
         at, old = self.unordered(access, True)
@@ -217,6 +221,15 @@ class Races(Observer):
             self.report("different values", access, *self.of_others(access, tuple(w[differ] for w in at), old[differ]))
             at, old = tuple(w[~compared] for w in at), old[~compared]
         at, old = self.of_others(access, at, old)
+        if source is not None:
+            same = self.same_source(access, source, at, old)
+            if same.any():
+                before, earlier = access.words_at(tuple(w[same] for w in at)), old[same]
+                stamps = self.joined(access, stamps, tuple(w[same] for w in at), earlier)
+                changed = np.ones(stamps.shape, bool)
+                changed[tuple(w[same] for w in at)] = False
+                read, readers = tuple(w[changed[read]] for w in read), readers[changed[read]]
+                at, old = tuple(w[~same] for w in at), old[~same]
         self.report_races(access, read, readers)
         self.report_races(access, at, old)
         rows = access.rows(shadow.written)
@@ -266,6 +279,19 @@ class Races(Observer):
         wrote = access.shadow.wrote(access.words_at(at), access.numbers[at[0]])
         kept = ~wrote | (many_of(old) == ONE) | is_pending(old)
         return tuple(w[kept] for w in at), old[kept]
+
+    def same_source(self, access, source, at, old):
+        """Which stamps are of copies from the same source as that of an access."""
+        shadow = access.shadow
+        if shadow.coming is None:
+            shadow.coming = np.zeros(shadow.written.size, np.uint64)
+        coming, index = access.rows(shadow.coming), access.spread()
+        same = np.zeros(old.shape, bool)
+        if old.size:
+            same = self.kind_at(old) == COPY
+            same &= coming[index[at[0]], at[1]] == np.broadcast_to(source, index.shape)[at[0]]
+        coming[index] = source[:, None]
+        return same
 
     def kind_at(self, stamps):
         return np.array(self.kinds)[self.site_of(stamps)]

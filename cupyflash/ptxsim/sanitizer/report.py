@@ -24,7 +24,7 @@ class Finding:
     kernel: str
     where: str  # file:line of the CUDA source
     message: str  # what happened there first, with thread and block
-    other: str | None = None  # file:line of the access it collides with; of several readers, of the last one
+    other: str | None = None  # file:line of the access it collides with; of several readers, of the first one
     count: int = 1
     calls: tuple = ()  # file:line of the calls that the code at `where` is inlined at, innermost first
     other_calls: tuple = ()
@@ -115,8 +115,11 @@ def sanitize(*, halt=False):
     Races are looked for between the accesses that were made, whatever the schedule: one run finds those that
     its control flow and its addresses can have. A race needs two threads, one word, at least one write, and no
     barrier, `__syncwarp` or flag (a fence and an atomic, volatile, release or acquire access) between the two.
-    Shuffles, votes and `volatile` order no memory. Stores of equal values are no race. Flags are modelled
-    generously: after one, all that its writer's block has done before its last fence counts as seen.
+    Shuffles, votes and `volatile` order no memory: in shared memory a `volatile` variable is a flag only where a loop
+    does nothing but wait for it. Stores of equal values are no race between themselves, but with a thread that reads
+    the value without having stored it; copies by cp.async from one source to one place are none between themselves,
+    but with every reader until all of them are done. Flags are modelled generously: after one,
+    all that its writer's block has done before its last fence counts as seen.
 
     An uninitialised value is followed until something depends on it: an address, a predicate, an operand of an
     atomic, a store to global memory. It may be copied, shuffled, computed with and selected away before that, as tails
@@ -142,7 +145,10 @@ def sanitize(*, halt=False):
 
     What cannot be seen: an access that leaves its own variable for another one of the same shared or local
     memory, or its own array for another one that the kernel was given; only the end of the block's shared
-    memory, of the thread's local memory and of each stretch of arrays is checked.
+    memory, of the thread's local memory and of each stretch of arrays is checked. Nor are atomics that only read
+    (`atomicAdd(p, 0)`) held against later stores, nor stores to what a cp.async still reads from. Only launches of
+    the thread (or task) that entered the block are checked, not those of threads started in it; the findings of an
+    inner `sanitize()` are not among those of the outer one.
 
     Parameters
     ----------

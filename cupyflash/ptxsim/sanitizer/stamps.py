@@ -102,6 +102,7 @@ class Shadow:
         self.read = np.zeros(size // word, np.uint64)
         self.last_written = self.last_read = np.uint64(0)  # no stamp is larger
         self.released = None  # see Order
+        self.coming = None  # the source of the last cp.async, by its address
         self.writers = None  # of words that several threads have written: a set of their numbers, as hashes
 
     def rows(self, stamps, size):
