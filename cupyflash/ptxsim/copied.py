@@ -9,24 +9,36 @@ from .syntax import Literal, Register
 _INTEGERS = {f"{kind}{size}" for kind in "bus" for size in (8, 16, 32, 64)}
 _SPACES = {"global", "shared", "shared::cta", "local"}
 _MASKS = {"shl", "shr", "bfe", "bfi", "prmt", "shf", "lop3"}
-_MOVES = {"mov", "selp", "and", "or", "shl", "shr", "bfe", "bfi", "prmt"}
+_MOVES = {"mov", "selp", "shfl", "and", "or", "shl", "shr", "bfe", "bfi", "prmt"}
 _PASSES_ON = {"mov", "selp", "or", "xor", "cvt"}
 
 
 def _operands(i):
     """The operands whose bits a copy passes on."""
-    values = i.operands[1:-1] if i.opcode == "selp" else i.operands[1:]
+    values = i.operands[1 : {"selp": 3, "shfl": 2}.get(i.opcode)]
     return [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
 
 
-def constants(program):
-    """The literals of the registers that only ever hold one, by index."""
+def _written_once(program):
+    """The instructions that alone write a register, by its index."""
     written = {}
     for i in program.function.code:
         for r in results(i):
             written.setdefault(r.index, []).append(i)
-    alone = {index: found[0] for index, found in written.items() if len(found) == 1}
-    return {n: i.operands[1] for n, i in alone.items() if i.opcode == "mov" and isinstance(i.operands[1], Literal)}
+    return {index: found[0] for index, found in written.items() if len(found) == 1}
+
+
+def constants(program):
+    """The literals of the registers that only ever hold one, by index."""
+    alone = _written_once(program).items()
+    return {n: i.operands[1] for n, i in alone if i.opcode == "mov" and isinstance(i.operands[1], Literal)}
+
+
+def steps(program):
+    """The registers that are another one and a literal: (other, literal) by index."""
+    alone = _written_once(program).items()
+    sums = {n: i.operands[1:] for n, i in alone if i.opcode == "add" and i.guard is None}
+    return {n: (a, b.value) for n, (a, b) in sums.items() if isinstance(a, Register) and isinstance(b, Literal)}
 
 
 def copies(program):
@@ -78,7 +90,7 @@ class Stores:
         self.computed = False
 
 
-def structures(block, copied, width):
+def structures(block, copied, steps, width):
     """The Stores that each store of a block belongs to, but for stores of single values.
 
     They are the elements of a vector, and stores of one line at constant offsets from one register that follow each
@@ -88,12 +100,16 @@ def structures(block, copied, width):
         if i.opcode == "st":
             memory, value = i.operands
             values = value if isinstance(value, tuple) else (value,)
-            address = memory.address
+            base, offset = memory.address.base, memory.address.offset
+            for _ in steps:  # at most so many, should registers go round in circles
+                if isinstance(base, Register) and base.index in steps:
+                    base, step = steps[base.index]
+                    offset += step
             space = _SPACES.intersection(i.modifiers)
-            key = i.where, i.calls, frozenset(space), repr(i.guard), repr(address.base)
+            key = i.where, i.calls, frozenset(space), repr(i.guard), repr(base)
             size = width(types_of(i)[0]) // 8 * vector_of(i)
             copy = any(isinstance(v, Register) and v.index in copied for v in values)
-            runs.setdefault(key, []).append((address.offset, size, position, copy))
+            runs.setdefault(key, []).append((offset, size, position, copy))
     found = {}
     for stores in runs.values():
         run = []

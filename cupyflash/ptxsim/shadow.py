@@ -5,7 +5,7 @@ are defined, else an array over lanes (sanitizer/halves.py), 0 for defined lanes
 computed with and selected away; it is their use that is a fault.
 """
 
-from .copied import constants, copies, masked, structures
+from .copied import constants, copies, masked, steps, structures
 from .flow import results, sources
 from .isa import types_of
 from .lower_memory import OBSERVED, address_of, space_of, vector_of
@@ -48,7 +48,7 @@ class Shadow:
         self.merged = {}
         self.count = 0
         self.copied, self.masked = self.known(copies), self.known(masked)
-        self.structures = structures(translator.block, self.copied, translator.width)
+        self.structures = structures(translator.block, self.copied, self.known(steps), translator.width)
 
     def known(self, analysis):
         """What an analysis of the whole program has found, made once."""

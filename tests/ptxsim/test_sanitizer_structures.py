@@ -21,6 +21,10 @@ COPIES = {
     "on a condition": "Item item = box[63 - t]; if (t != n + 99) out[t] = item;",
     "chosen": "Item item = box[63 - t]; if (n > 5) item = box[t]; out[t] = item;",
     "changed": "Item item = box[63 - t]; item.a += 1; out[t] = item;",
+    "shuffled": """
+      Item mine = box[63 - t], item;
+      for (int k = 0; k < sizeof(Item) / 4; ++k) ((int*)&item)[k] = __shfl_xor_sync(~0u, ((int*)&mine)[k], 1);
+      out[t] = item;""",
     "generic": "Item* where = n < 999 ? out : box; where[t] = box[63 - t];",
 }
 
@@ -64,6 +68,17 @@ def test_a_structure_in_local_memory(members):
     source = structure(members, copy, memory).replace("i = t; i < n; i += 64", "i = 0; i < n % 100; ++i")
     assert not outcome(source, 64)
     assert check(outcome(source, 60), source, "uninitialised local memory").count == 4
+
+
+def test_padding_in_code_that_is_not_optimised():
+    """The address of each store is worked out anew."""
+    source = structure(MEMBERS["a long end"], COPIES["="])
+    with ptxsim.sanitize() as report:
+        kernel = ptxsim.RawModule(code=source, options=("-G",)).get_function("structure")
+        kernel((1,), (64,), (np.zeros((64, 2)), np.int32(64)))
+        assert not report, str(report)
+        kernel((1,), (64,), (np.zeros((64, 2)), np.int32(60)))
+    assert check(report.findings, source, "uninitialised shared memory").count == 4
 
 
 def test_a_member_that_is_missing_is_found_where_it_is_used():
