@@ -1,5 +1,7 @@
 """Races are found at both their lines, under every schedule; what is ordered is not reported."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -721,3 +723,20 @@ def test_two_have_read_and_one_of_them_writes_behind_the_flag_of_the_other(where
     assert list(y) == [7, 8]
     found = findings(source.replace("SIGNAL", ""), blocks, threads, z, np.zeros(1, np.int32), y, **settings)
     assert line(source, "write") in {f.where for f in found}
+
+
+SAME_WORD = """
+extern "C" __global__ void all(int* y) { y[0] = threadIdx.x; }"""
+
+
+def test_an_inner_report_takes_the_findings_and_other_threads_are_not_checked():
+    def race():
+        launch(SAME_WORD, 1, 32, poisoned(1, np.int32))
+
+    with ptxsim.sanitize() as outer:
+        with ptxsim.sanitize() as inner:
+            race()
+        thread = threading.Thread(target=race)
+        thread.start()
+        thread.join()
+    assert [f.kind for f in inner.findings] == ["different values"] and not outer.findings
