@@ -309,6 +309,34 @@ def test_what_a_loop_does_not_change_is_done_before_it(body, turns):
     assert bound(source, 1, 32, zeros(64), np.int32(5)).resources["MUFU"] == 2 * 5 * turns
 
 
+STORES = """
+extern "C" __global__ void stores(float* out, int n) {
+  __shared__ float s[32];
+  int t = threadIdx.x;
+  unsigned at = (unsigned)__cvta_generic_to_shared(s + t);
+  s[t] = t;
+  #pragma unroll 1
+  for (int k = 0; k < n; ++k) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
+    STORE
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    "store, loads",
+    [
+        ('asm volatile("st.global.f32 [%0], %1;" :: "l"(out + 32 * k + t), "f"(v));', 0),
+        ("__stwt(out + 32 * k + t, v); s[t ^ 1] = v;", 5),
+    ],
+)
+def test_loads_that_find_the_same_in_each_turn(store, loads):
+    """In front of the loop, stores of global memory cannot change what is in shared memory."""
+    found = bound(STORES.replace("STORE", store), 1, 32, zeros(32 * 5), np.int32(5)).resources["shared memory"]
+    assert found == 1 + loads * 2
+
+
 NEUTRAL = """asm("mul.f32 %0, %1, %2;" : "=f"(a) : "f"(v), "f"(1.0f));
 asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(b) : "f"(v), "f"(1.0f), "f"(0.0f));"""
 
