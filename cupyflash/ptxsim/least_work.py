@@ -11,7 +11,7 @@ only this counts, and only
 * if its result is used,
 * once of those anywhere in the program that have one opcode, modifiers and operands (whatever their order, and operands
   that were computed alike are one), in the first block that has it. A load is the same again only within a basic
-  block and if nothing writes in between,
+  block and if nothing writes in between; after a store to its address there, it may find the value in a register,
 * in a loop if every loop around it changes an operand: what a loop loads (if it writes memory or has a barrier, or the
   address changes), what it carries from turn to turn, and what depends on that. Nothing of the rest counts.
 

@@ -58,6 +58,7 @@ class Redundant:
         numbers, known, constant, again = {}, {}, set(), set()  # register -> value, what it is made of -> value
         for block in self.blocks:
             here, writes = {}, []  # values of registers that are written several times; what has written memory
+            stored = set()  # addresses
 
             def value(operand, here=here, before=reaching[block.index]):
                 return _value(operand, lambda r: here.get(r) or before.get(r) or numbers.get(r, r))
@@ -69,6 +70,8 @@ class Redundant:
                     self.literals.add(ins)
                 if ins.opcode in _EFFECTS:
                     writes.append(ins)
+                if ins.opcode == "st":
+                    stored.add(value(ins.operands[0]))
                 if _acts(ins) or ins.guard is not None:
                     number = object()
                 elif ins.opcode == "mov" and isinstance(ins.operands[1], Register | Literal):
@@ -77,7 +80,8 @@ class Redundant:
                     made_of = ins.opcode, ins.modifiers, frozenset(read)
                     if ins.opcode in _LOADS:
                         made_of += block.index, sum(_may_change(other, ins) for other in writes)
-                    if made_of in known or _trivial(ins, read):
+                    forwarded = ins.opcode == "ld" and read[0] in stored
+                    if made_of in known or forwarded or _trivial(ins, read):
                         again.add(ins)
                     number = known.setdefault(made_of, len(known) + 1)
                     if all(fixed) and fixed:

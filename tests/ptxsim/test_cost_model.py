@@ -337,6 +337,13 @@ def test_loads_that_find_the_same_in_each_turn(store, loads):
     assert found == 1 + loads * 2
 
 
+def test_what_a_thread_has_just_stored_need_not_be_loaded():
+    """SASS: STS and STG of the register, no LDS."""
+    source = STORES.replace("for (int k = 0; k < n; ++k)", "int k = n - 1;").replace("#pragma unroll 1", "")
+    source = source.replace("STORE", "out[32 * k + t] = v;")
+    assert bound(source, 1, 32, zeros(32), np.int32(1)).resources["shared memory"] == 1
+
+
 NEUTRAL = """asm("mul.f32 %0, %1, %2;" : "=f"(a) : "f"(v), "f"(1.0f));
 asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(b) : "f"(v), "f"(1.0f), "f"(0.0f));"""
 
