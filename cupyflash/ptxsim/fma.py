@@ -130,9 +130,12 @@ def _fma_f64_exactly(a, b, c):
     safe = (size > 1e-250) & (size < 1e290) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290) & (np.abs(c) < 1e290)
     if not safe.all():
         # A product that is 0 leaves the sum exact, and a NaN or an infinity is what plain arithmetic makes of it.
+        # (Which of two NaNs that takes depends on the length of the array: one NaN for all.)
         finite = np.isfinite(a) & np.isfinite(b)
         plain = (a == 0) | (b == 0) | ~finite | ~np.isfinite(c)
-        result = np.where(plain & ~safe, np.where(finite & ~np.isfinite(c), c, a * b + c), result)
+        simple = a * b + c
+        simple[np.isnan(simple)] = np.nan
+        result = np.where(plain & ~safe, np.where(finite & ~np.isfinite(c), c, simple), result)
         unsafe = np.flatnonzero(~safe & ~plain)
         result[unsafe] = _fma_f64_scaled(a[unsafe], b[unsafe], c[unsafe])
     return result

@@ -224,8 +224,8 @@ class Chunk:
                 ways = ways.reshape(-1, WARP)
                 first = active.reshape(-1, WARP).argmax(1)[:, None]
                 ways = (ways != np.take_along_axis(ways, first, 1)).ravel()
-            some, all_ = (np.packbits(lanes).view(np.uint32) for lanes in (ways & active, active))
-            diverged = (some != 0) & (some != all_)
+            gone, all_ = (np.packbits(lanes).view(np.uint32) for lanes in (ways & active, active))
+            diverged = (gone != 0) & (gone != all_)
         for observer in self.observers:
             observer.branch(block, x, diverged)
 

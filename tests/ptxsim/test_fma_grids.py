@@ -6,6 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from cupyflash.ptxsim import fma
+
 from . import exact
 from .kernels import launch, poisoned
 
@@ -127,3 +129,16 @@ def test_a_constant_factor_with_ties(instruction, factor):
         expected = exact.fma(x, float(dtype(factor)), y, **rules)
         same = math.isnan(result) if math.isnan(expected) else result.hex() == expected.hex()
         assert same, f"{instruction} {x.hex()} * {factor} + {y.hex()}: {result.hex()}, exactly {expected.hex()}"
+
+
+def test_nan_of_float64_does_not_depend_on_other_lanes():
+    """Of a NaN product and a NaN addend NumPy passes on the one or the other, by the length of the arrays."""
+    one, other = np.array([0x7FF8000000000001, 0xFFF8000000000002], np.uint64).view(np.float64)
+    for count in range(1, 70):
+        a, b, c = np.full(count, one), np.full(count, 2.0), np.full(count, other)
+        for lanes in (slice(None), slice(0, None, 2)):
+            x, y, z = a.copy(), b.copy(), c.copy()
+            x[lanes] = np.inf if count % 2 else one
+            with np.errstate(all="ignore"):
+                result = fma.fma_f64(x, y, z)
+            assert np.unique(result.view(np.uint64)).size == 1, count
