@@ -4,7 +4,7 @@ import dataclasses
 
 from .syntax import Address, Function, Instruction, Memory, Not, Pair, Register
 
-POLLING = {"atom", "nanosleep"}
+POLLING = {"atom", "nanosleep", "membar", "fence"}
 POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio"}
 
 
@@ -146,6 +146,13 @@ def sources(instruction: Instruction) -> list[Register]:
     return read
 
 
+def polls(instruction):
+    """Whether an instruction may be there to see what another thread has written."""
+    modifiers = instruction.modifiers
+    past_l1 = instruction.opcode == "ld" and "cg" in modifiers
+    return instruction.opcode in POLLING or past_l1 or not POLLING_MODIFIERS.isdisjoint(modifiers)
+
+
 def _liveness(blocks):
     for block in blocks:
         written = read = 0
@@ -157,8 +164,7 @@ def _liveness(blocks):
                 if instruction.guard is not None:  # lanes that skip it keep the old value
                     read |= bit & ~written
                 written |= bit
-            modifiers = instruction.modifiers
-            block.polls |= instruction.opcode in POLLING or not POLLING_MODIFIERS.isdisjoint(modifiers)
+            block.polls |= polls(instruction)
         block.reads, block.writes = read, written
         block.delivered = sum(1 << r.index for r in results(block.ending)) if block.ending else 0
     changed = True

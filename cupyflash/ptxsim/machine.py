@@ -18,6 +18,7 @@ from .numerics import lowest, some
 NOBODY = 2**31 - 1  # as a program counter
 POLLS_BEFORE_YIELD = 32
 POLLS_BEFORE_HANG_CHECK = 300
+RESCUES_WITHOUT_CHANGE = 30_000  # a million polls of somebody who counts them, say, are no hang yet
 STEPS_BEFORE_HANG_CHECK = 4000  # blocks that a group runs at one go
 
 
@@ -118,7 +119,7 @@ class Chunk:
         hopeless = self.hung == self.changes
         stuck = self.last_rescue == state or not (self.parked.any() or (self.behind & ~hopeless).any())
         self.idle_rescues = self.idle_rescues + 1 if idle else 0
-        if stuck or self.idle_rescues > POLLS_BEFORE_HANG_CHECK:
+        if stuck or self.idle_rescues > RESCUES_WITHOUT_CHANGE:
             raise self.standstill()
         self.last_rescue = state
         self.parked[:] = False

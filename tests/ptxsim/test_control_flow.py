@@ -369,3 +369,35 @@ def test_blocks_that_wait_for_each_other_run_together():
     assert out.all()
     with pytest.raises(ptxsim.Deadlock, match=r"16 of 40 blocks run at a time .settings: chunk_lanes"):
         launch(GRID_BARRIER, 40, 256, np.zeros(1, np.uint32), out, chunk_lanes=4096)
+
+
+@pytest.mark.parametrize("look", ["__ldcg(arrived)", "(__threadfence(), *arrived)", "*(volatile unsigned*)arrived"])
+def test_every_way_to_look_at_what_other_blocks_write(look):
+    source = GRID_BARRIER.replace("atomicAdd(arrived, 0u)", look)
+    out = np.zeros(40, np.int32)
+    launch(source, 40, 256, np.zeros(1, np.uint32), out)
+    assert out.all()
+
+
+TIMEOUTS = """
+extern "C" __global__ void limits(int* out, volatile int* flag) {{
+  __shared__ volatile int done;
+  if (threadIdx.x == 0) done = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {{ {work} done = 1; }}
+  if (threadIdx.x == 32) {{ while (done == 0) {{}} out[0] = 1; }}
+}}"""
+
+
+@every_schedule
+@pytest.mark.parametrize(
+    "work",
+    [
+        "long long start = clock64(); while (*flag == 0 && clock64() - start < 20000) {}",
+        "int turns = 0; while (*flag == 0 && turns < 12000) ++turns;",
+    ],
+)
+def test_a_long_wait_with_a_limit_is_no_hang(work, settings):
+    out = np.zeros(1, np.int32)
+    launch(TIMEOUTS.format(work=work), 1, 64, out, np.zeros(1, np.int32), **settings)
+    assert out[0] == 1

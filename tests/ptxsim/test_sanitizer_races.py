@@ -740,3 +740,20 @@ def test_an_inner_report_takes_the_findings_and_other_threads_are_not_checked():
         thread.start()
         thread.join()
     assert [f.kind for f in inner.findings] == ["different values"] and not outer.findings
+
+
+@every_schedule
+def test_the_first_look_of_a_wait_that_sleeps(settings):
+    """Compilers take the first look out of the loop."""
+    source = """
+    extern "C" __global__ void wait(int* out, int n) {
+      __shared__ volatile int flag;
+      __shared__ int data;
+      if (threadIdx.x == 0) flag = 0;
+      __syncthreads();
+      if (threadIdx.x == 0) { data = n; __threadfence_block(); flag = 1; }
+      if (threadIdx.x == 32) { while (flag == 0) __nanosleep(100); __threadfence_block(); out[0] = data; }
+    }"""
+    assert not findings(source, 1, 64, np.zeros(1, np.int32), np.int32(5), arch="sm_80", **settings)
+    racy = source.replace("__threadfence_block();", "")
+    assert findings(racy, 1, 64, np.zeros(1, np.int32), np.int32(5), arch="sm_80", **settings)

@@ -17,7 +17,7 @@ _SPACES = {"shared", "shared::cta", "global", "local", "param", "const"}
 def kinds(program):
     """The kind of every instruction of a kernel that accesses memory."""
     guesses = _guesses(program)
-    found = {}
+    found, waits = {}, []
     for block in program.blocks:
         loop = _waiting_loop(program.blocks, block)
         changing = {r.index for b in loop for ins in b.code for r in results(ins)}
@@ -26,6 +26,13 @@ def kinds(program):
                 found[ins] = ATOMIC
             elif ins.opcode in ("cp", "ldmatrix", "stmatrix") or ins.opcode in _MEMORY:
                 found[ins] = _kind(ins, loop, changing)
+                if loop and ins.opcode == "ld" and found[ins] == ATOMIC:
+                    waits.append(({b.index for b in loop}, ins.operands[1].address))
+    for block in program.blocks:
+        ahead = [address for loop, address in waits if not loop.isdisjoint(block.targets)]
+        for ins in block.code:  # the first look, which compilers take out of the loop
+            if ins.opcode == "ld" and found.get(ins) == VOLATILE and ins.operands[1].address in ahead:
+                found[ins] = ATOMIC
     return found
 
 

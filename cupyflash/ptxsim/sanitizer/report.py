@@ -141,7 +141,8 @@ def sanitize(*, halt=False):
     A divergent barrier is one that lanes of a warp meet at different instructions, or that some of them go past to
     code that the others come to after it; lanes that have returned count for nothing. Warps that meet at different
     lines of `__syncthreads` are a mismatched barrier, a warning. A livelock is a loop that has come back to the same
-    registers and the same memory; threads that change memory for ever are not told from work.
+    registers and the same memory; threads that change memory for ever, or count for ever, are not told from work, nor
+    is a whole warp that leaves out a barrier and returns from one that does early.
 
     What cannot be seen: an access that leaves its own variable for another one of the same shared or local
     memory, or its own array for another one that the kernel was given; only the end of the block's shared
