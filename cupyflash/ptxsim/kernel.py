@@ -78,7 +78,11 @@ class Kernel:
         used, limit = program.shared_bytes + int(shared_mem), current().shared_limit
         if used > limit:
             raise ValueError(f"shared_mem: {used} bytes with the static ones, {current().arch} has {limit} per block")
-        if used > _SHARED_UNASKED and shared_mem > self.max_dynamic_shared_size_bytes:
+        if program.shared_bytes > _SHARED_UNASKED:
+            raise ValueError(
+                f"{self.name}: {program.shared_bytes} bytes of static shared memory, at most 49152 assemble"
+            )
+        if shared_mem > self.max_dynamic_shared_size_bytes:
             raise ValueError(
                 f"shared_mem: {shared_mem} bytes, a GPU launches this kernel with at most "
                 f"{self.max_dynamic_shared_size_bytes} until its max_dynamic_shared_size_bytes is set"

@@ -207,3 +207,23 @@ def test_a_livelock_in_words(threads, says):
     source = 'extern "C" __global__ void spin(volatile int* x) { while (*x == 0); }'
     with pytest.raises(ptxsim.Deadlock, match=re.escape(says)):
         ptxsim.RawKernel(source, "spin")((1,), (threads,), (np.zeros(1, np.int32),))
+
+
+def test_static_shared_memory_that_no_gpu_assembles():
+    source = """
+    extern "C" __global__ void large(int* out) {
+      __shared__ int box[12289];
+      box[threadIdx.x * 384] = out[threadIdx.x];
+      __syncthreads();
+      out[threadIdx.x] = box[threadIdx.x * 384 % 7];
+    }"""
+    with pytest.raises(ValueError, match="49156 bytes of static shared memory, at most 49152"):
+        ptxsim.RawKernel(source, "large")((1,), (32,), (np.zeros(32, np.int32),))
+
+
+def test_a_lower_limit_of_dynamic_shared_memory_holds():
+    kernel = ptxsim.RawKernel('extern "C" __global__ void none() {}', "none")
+    kernel.max_dynamic_shared_size_bytes = 10
+    kernel((1,), (32,), (), shared_mem=10)
+    with pytest.raises(ValueError, match=r"shared_mem: 11 bytes.* at most 10"):
+        kernel((1,), (32,), (), shared_mem=11)
