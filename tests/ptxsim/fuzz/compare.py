@@ -18,7 +18,7 @@ class PtxModule:
 
     def __init__(self, text):
         self.text, self.code, self.options = text, "", ()
-        self.loaded = {}
+        self.loaded, self.dynamic_limits = {}, {}
 
     def _load(self, arch):
         if arch not in self.loaded:
