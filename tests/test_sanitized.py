@@ -28,14 +28,14 @@ class Variant:
     problem: BackwardProblem
     arch: str = "sm_80"
     nonfinite: bool = False
-    library: str = "cupyflash"
+    method: str = "tiled"
     schedule: str = "lockstep"
 
     def __str__(self):
         f = self.problem.forward
         words = [f.dtype, f"{f.seqlen_q}x{f.seqlen_k}x{f.head_dim}x{f.head_dim_v}", self.arch]
         words += [f.align] * f.causal + ["nonfinite"] * self.nonfinite
-        words += [self.schedule] * (self.schedule != "lockstep") + [self.library] * (self.library != "cupyflash")
+        words += [self.schedule] * (self.schedule != "lockstep") + [self.method] * (self.method != "tiled")
         return "-".join(words)
 
     def run(self):
@@ -46,17 +46,17 @@ class Variant:
         if self.nonfinite:
             for array, row in (q, 1), (k, -2), (v, -1), (dout, 2):
                 array[..., row, 0] = np.nan
-        library = {"cupyflash": cupyflash, "naive": naive}[self.library]
+        module = {"tiled": cupyflash, "standard": naive}[self.method]
         out = None if problem.views[3] == "plain" else problem.empty_out()
         options = problem.options
         with ptxsim.settings(arch=self.arch, schedule=self.schedule):
-            out, lse = library.attention(q, k, v, out=out, return_lse=True, **options)
-            library.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+            out, lse = module.attention(q, k, v, out=out, return_lse=True, **options)
+            module.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
 
 
 def variant(dtype, seqlen_q, seqlen_k, head_dim, head_dim_v, arch="sm_80", *, leading=ONE, **options):
     """A Variant with the options of a problem and its own."""
-    own = {name: options.pop(name) for name in ("nonfinite", "library", "schedule") if name in options}
+    own = {name: options.pop(name) for name in ("nonfinite", "method", "schedule") if name in options}
     problem = Problem(dtype, *leading, seqlen_q, seqlen_k, head_dim, head_dim_v, **options)
     return Variant(BackwardProblem(problem, with_dlse=True), arch, **own)
 
@@ -97,7 +97,7 @@ VARIANTS = [
     variant("float64", 33, 36, 128, 128, "sm_120"),
     variant("float64", 18, 20, 250, 203, **TOP_LEFT),
     *(
-        variant(dtype, 20, 33, 16, 8, arch, **mask, library="naive", views=views, leading=leading)
+        variant(dtype, 20, 33, 16, 8, arch, **mask, method="standard", views=views, leading=leading)
         for dtype, arch, mask, views, leading in [
             ("float16", "sm_75", CAUSAL, ("plain",) * 4, GROUPED),
             ("bfloat16", "sm_90", TOP_LEFT, PACKED, ONE),

@@ -200,3 +200,16 @@ def ulp(x, fmt=F32):
     if x == 0:
         return fmt.min_subnormal
     return Fraction(2) ** (max(floor_log2(abs(Fraction(x))), fmt.min_exponent) - fmt.precision + 1)
+
+
+def float_kinds(fmt):
+    """What testp asks of a float: name -> predicate."""
+    tiny = float(fmt.min_normal)
+    return {
+        "finite": math.isfinite,
+        "infinite": math.isinf,
+        "number": lambda x: not math.isnan(x),
+        "notanumber": math.isnan,
+        "normal": lambda x: math.isfinite(x) and abs(x) >= tiny,
+        "subnormal": lambda x: 0 < abs(x) < tiny,
+    }

@@ -133,16 +133,7 @@ def set_and_select():
 def classes():
     """testp asks what kind of number a float is."""
     for t, fmt in (("f32", exact.F32), ("f64", exact.F64)):
-        tiny = float(fmt.min_normal)
-        questions = {
-            "finite": math.isfinite,
-            "infinite": math.isinf,
-            "number": lambda x: not math.isnan(x),
-            "notanumber": math.isnan,
-            "normal": lambda x, tiny=tiny: math.isfinite(x) and abs(x) >= tiny,
-            "subnormal": lambda x, tiny=tiny: 0 < abs(x) < tiny,
-        }
-        for name, question in questions.items():
+        for name, question in exact.float_kinds(fmt).items():
             text = f"{{ .reg .pred p; testp.{name}.{t} p, %1; selp.u32 %0, 1, 0, p; }}"
 
             def formula(x, q=question):

@@ -103,17 +103,8 @@ def signs():
             yield form(f"neg{flush}.{t}", f"{t} -> {t}", lanewise(opposite, t))
             yield form(f"abs{flush}.{t}", f"{t} -> {t}", lanewise(magnitude, t))
     for t in ("f32", "f64"):
-        tiny = float(TYPES[t].fmt.min_normal)
         yield form(f"copysign.{t}", f"{t} {t} -> {t}", lambda a, b: None if math.isnan(b) else math.copysign(b, a))
-        questions = {
-            "finite": math.isfinite,
-            "infinite": math.isinf,
-            "number": lambda x: not math.isnan(x),
-            "notanumber": math.isnan,
-            "normal": lambda x, tiny=tiny: math.isfinite(x) and abs(x) >= tiny,
-            "subnormal": lambda x, tiny=tiny: 0 < abs(x) < tiny,
-        }
-        for name, question in questions.items():
+        for name, question in exact.float_kinds(TYPES[t].fmt).items():
             yield form(f"testp.{name}.{t}", f"{t} -> pred", question)
 
 
