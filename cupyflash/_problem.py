@@ -3,24 +3,65 @@
 from __future__ import annotations
 
 import math
-import numbers
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
-FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = (np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
-HALF_TYPES = (FLOAT16, BFLOAT16)
-ALL_TYPES = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
+from cupyflash._arrays import (
+    ALL_TYPES,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    HALF_TYPES,
+    LOG2_E,
+    array_kind,
+    check_dtype_and_shape,
+    check_element_aligned,
+    check_result,
+    check_same_place,
+)
+from cupyflash._lengths import checked_lengths, per_batch
+from cupyflash._numerics import Numerics
+from cupyflash._options import (
+    Align,
+    Window,
+    check_expression,
+    check_flag,
+    check_operand,
+    check_split_size,
+    checked_aux,
+    checked_dropout,
+    checked_numerics,
+    checked_scale,
+    checked_softcap,
+    checked_window,
+)
+
+__all__ = [
+    "BFLOAT16",
+    "FLOAT16",
+    "FLOAT32",
+    "FLOAT64",
+    "HALF_TYPES",
+    "LOG2_E",
+    "Align",
+    "Layout",
+    "Problem",
+    "attention_problem",
+    "check_dtype_and_shape",
+    "check_element_aligned",
+    "check_result",
+    "check_same_place",
+    "merge_batch_dims",
+]
+
 MAX_HEAD_DIM = 256
 MAX_BATCH_DIMS = 8
 MAX_SEQLEN = 2**31 - 1
-LOG2_E = math.log2(math.e)
-_OVERLAP_WORK = 100_000  # how long numpy.shares_memory may search before an overlap is assumed
-
-Align = Literal["bottom-right", "top-left"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +73,17 @@ class Layout:
     column_stride: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """One attention call.
 
     ``leading_shape`` is the result's. In ``batch_shape``, the shape that the layouts speak of, the query heads that
     share a key head are split off: (..., num_kv_heads, group), with stride 0 over the group in k and v.
+
+    ``window`` has (None, 0) for a causal mask; a side that no key is beyond is None. ``operands`` are the optional
+    arrays that were given: mask, bias, alibi_slopes, attn_sink as they are, seqlens_q and seqlens_k as int32 arrays on
+    the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
+    of a mask and a bias. ``aux`` are the arrays that the expressions name.
     """
 
     kind: Literal["numpy", "cupy"]
@@ -49,12 +95,38 @@ class Problem:
     seqlen_k: int
     head_dim: int
     head_dim_v: int
-    causal: bool
-    causal_shift: int
     softmax_scale: float
     q: Layout
     k: Layout
     v: Layout
+    window: Window
+    bottom_right: bool
+    softcap: float | None
+    dropout_p: float
+    seed: int
+    score_mod: str | None
+    mask_mod: str | None
+    block_mask: Any
+    split_size: int | None
+    numerics: Numerics
+    operands: Mapping[str, Any]
+    layouts: Mapping[str, Layout]
+    aux: Mapping[str, Any]
+
+    @property
+    def shift(self) -> int:
+        """Query i is at key i + shift; with lengths, theirs take the place of seqlen_k - seqlen_q in each batch."""
+        return self.seqlen_k - self.seqlen_q if self.bottom_right else 0
+
+    @property
+    def causal(self) -> bool:
+        """Whether the window has a right edge."""
+        return self.window[1] is not None
+
+    @property
+    def causal_shift(self) -> int:
+        """Query i sees keys j <= i + causal_shift, where there is a right edge."""
+        return self.shift + (self.window[1] or 0)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -84,33 +156,60 @@ def attention_problem(
     *,
     softmax_scale=None,
     causal=False,
+    window_size=None,
     align=None,
+    mask=None,
+    bias=None,
+    softcap=None,
+    alibi_slopes=None,
+    attn_sink=None,
+    seqlens_q=None,
+    seqlens_k=None,
+    dropout_p=0.0,
+    seed=None,
+    score_mod=None,
+    mask_mod=None,
+    aux=None,
+    block_mask=None,
+    split_size=None,
+    numerics=None,
     return_lse=False,
+    return_max=False,
     out=None,
 ) -> Problem:
     """Validate the arguments of an attention call; see :func:`cupyflash.attention` for what they mean."""
-    for name, value in ("causal", causal), ("return_lse", return_lse):
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name}: expected True or False, not {value!r}")
+    causal = check_flag("causal", causal)
+    check_flag("return_lse", return_lse)
+    check_flag("return_max", return_max)
     kind = _check_arrays(q, k, v)
     dtype = _check_dtypes(q, k, v)
     for name, array in ("q", q), ("k", k), ("v", v):
         check_element_aligned(array, name)
-    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
-    seqlen_q, head_dim = q.shape[-2:]
-    seqlen_k, head_dim_v = v.shape[-2:]
-    if k.shape[-1] != head_dim:
-        raise ValueError(f"k: head_dim {k.shape[-1]}, but q has {head_dim}; {shapes}")
-    if k.shape[-2] != seqlen_k:
-        raise ValueError(f"v: seqlen_k {seqlen_k}, but k has {k.shape[-2]}; {shapes}")
-    for name, what, size in ("q", "head_dim", head_dim), ("v", "head_dim_v", head_dim_v):
-        if not 1 <= size <= MAX_HEAD_DIM:
-            raise ValueError(f"{name}: {what} {size} is not between 1 and {MAX_HEAD_DIM}; {shapes}")
-    for name, size in ("q", seqlen_q), ("k", seqlen_k):
-        if size > MAX_SEQLEN:
-            raise ValueError(f"{name}: length {size} is more than {MAX_SEQLEN}; {shapes}")
-
+    seqlen_q, seqlen_k, head_dim, head_dim_v = _sizes(q, k, v)
     leading_shape, grouped_heads = _leading_shape(q, k, v)
+    dropout_p, seed = checked_dropout(dropout_p, seed)
+    check_expression("score_mod", score_mod)
+    check_expression("mask_mod", mask_mod)
+    check_split_size(split_size)
+    window, bottom_right = checked_window(
+        causal, window_size, align, seqlen_q, seqlen_k,
+        with_alibi=alibi_slopes is not None,
+        with_lengths=seqlens_q is not None or seqlens_k is not None,
+    )  # fmt: skip
+    softmax_scale = checked_scale(softmax_scale, head_dim, dtype)
+    softcap = checked_softcap(softcap, dtype)
+    numerics = checked_numerics(numerics)
+    aux = checked_aux(aux, q, kind, with_expression=score_mod is not None or mask_mod is not None)
+
+    pairs = {"mask": mask, "bias": bias}
+    heads = {"alibi_slopes": alibi_slopes, "attn_sink": attn_sink}
+    operands = {name: array for name, array in (*pairs.items(), *heads.items()) if array is not None}
+    for name, array in operands.items():
+        shape = (*leading_shape, seqlen_q, seqlen_k) if name in pairs else leading_shape
+        check_operand(name, array, q, kind, shape)
+    inputs = {"q": q, "k": k, "v": v, **operands, **{f"aux[{name!r}]": array for name, array in aux.items()}}
+    lengths = {name: array for name, array in (("seqlens_q", seqlens_q), ("seqlens_k", seqlens_k)) if array is not None}
+    operands |= checked_lengths(lengths, {"seqlens_q": seqlen_q, "seqlens_k": seqlen_k}, leading_shape, q, kind)
     problem = Problem(
         kind=kind,
         dtype=dtype,
@@ -121,15 +220,28 @@ def attention_problem(
         seqlen_k=seqlen_k,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        causal=_check_causal(causal, align, seqlen_q, seqlen_k),
-        causal_shift=seqlen_k - seqlen_q if align == "bottom-right" else 0,
-        softmax_scale=_check_scale(softmax_scale, head_dim, dtype),
+        softmax_scale=softmax_scale,
         q=_layout(q, leading_shape, grouped_heads),
         k=_layout(k, leading_shape, grouped_heads, shared_heads=True),
         v=_layout(v, leading_shape, grouped_heads, shared_heads=True),
+        window=window,
+        bottom_right=bottom_right,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        seed=seed,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        block_mask=block_mask,
+        split_size=None if split_size is None else int(split_size),
+        numerics=numerics,
+        operands=MappingProxyType(operands),
+        layouts=MappingProxyType(
+            {name: _operand_layout(name, array, leading_shape, grouped_heads) for name, array in operands.items()}
+        ),
+        aux=MappingProxyType(aux),
     )
     if out is not None:
-        check_result("out", out, dtype, problem.out_shape, {"q": q, "k": k, "v": v})
+        check_result("out", out, dtype, problem.out_shape, {**inputs, **lengths})
     return problem
 
 
@@ -160,21 +272,6 @@ def merge_batch_dims(
     return tuple(sizes), tuple(zip(*columns, strict=True)) if columns else ((),) * len(strides)
 
 
-def array_kind(array: Any, name: str) -> Literal["numpy", "cupy"]:
-    """ "numpy" or "cupy"; TypeError for everything else. Never imports CuPy: its arrays exist only if somebody did."""
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        return "cupy"
-    type_name = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
-    if isinstance(array, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name}: {type_name} is not supported; use a plain numpy.ndarray")
-    if isinstance(array, np.ndarray):
-        return "numpy"
-    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
-        raise TypeError(f"{name}: {type_name} is not supported; use cupy.from_dlpack(x), or numpy.from_dlpack(x)")
-    raise TypeError(f"{name}: expected a numpy.ndarray or a cupy.ndarray, not {type_name}")
-
-
 def _check_arrays(q, k, v) -> Literal["numpy", "cupy"]:
     arrays = {"q": q, "k": k, "v": v}
     kind = array_kind(q, "q")
@@ -185,20 +282,6 @@ def _check_arrays(q, k, v) -> Literal["numpy", "cupy"]:
                 f"{name}: needs at least 2 dimensions (..., seqlen, head_dim), but has shape {array.shape}"
             )
     return kind
-
-
-def check_same_place(array, name: str, q, kind: str) -> None:
-    if array_kind(array, name) != kind:
-        raise TypeError(f"{name}: {array_kind(array, name)} array, but q is a {kind} array; one call takes one kind")
-    if kind == "cupy" and array.device.id != q.device.id:
-        raise ValueError(f"{name}: on device {array.device.id}, but q is on device {q.device.id}")
-
-
-def check_element_aligned(array, name: str) -> None:
-    size = array.dtype.itemsize
-    strides = [stride for length, stride in zip(array.shape, array.strides, strict=True) if length > 1]
-    if array.size and (any(stride % size for stride in strides) or _address(array) % size):
-        raise ValueError(f"{name}: its elements do not lie at multiples of their {size} bytes; use {name}.copy()")
 
 
 def _check_dtypes(q, k, v) -> np.dtype:
@@ -214,6 +297,24 @@ def _check_dtypes(q, k, v) -> np.dtype:
         if array.dtype != q.dtype:
             raise TypeError(f"{name}: dtype {array.dtype}, but q has {q.dtype}; q, k and v share one of {allowed}")
     return q.dtype
+
+
+def _sizes(q, k, v) -> tuple[int, int, int, int]:
+    """seqlen_q, seqlen_k, head_dim and head_dim_v."""
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    seqlen_q, head_dim = q.shape[-2:]
+    seqlen_k, head_dim_v = v.shape[-2:]
+    if k.shape[-1] != head_dim:
+        raise ValueError(f"k: head_dim {k.shape[-1]}, but q has {head_dim}; {shapes}")
+    if k.shape[-2] != seqlen_k:
+        raise ValueError(f"v: seqlen_k {seqlen_k}, but k has {k.shape[-2]}; {shapes}")
+    for name, what, size in ("q", "head_dim", head_dim), ("v", "head_dim_v", head_dim_v):
+        if not 1 <= size <= MAX_HEAD_DIM:
+            raise ValueError(f"{name}: {what} {size} is not between 1 and {MAX_HEAD_DIM}; {shapes}")
+    for name, size in ("q", seqlen_q), ("k", seqlen_k):
+        if size > MAX_SEQLEN:
+            raise ValueError(f"{name}: length {size} is more than {MAX_SEQLEN}; {shapes}")
+    return seqlen_q, seqlen_k, head_dim, head_dim_v
 
 
 def _leading_shape(q, k, v) -> tuple[tuple[int, ...], tuple[int, int] | None]:
@@ -253,97 +354,22 @@ def _layout(array, leading_shape, grouped_heads, shared_heads: bool = False) -> 
     return Layout(tuple(strides), row_stride, column_stride)
 
 
-def _check_causal(causal, align, seqlen_q: int, seqlen_k: int) -> bool:
-    if align is not None and not (isinstance(align, str) and align in ("bottom-right", "top-left")):
-        raise ValueError(f"align: {align!r} is not one of 'bottom-right', 'top-left', None")
-    if causal and align is None and seqlen_q != seqlen_k:
-        raise ValueError(
-            f"align: a causal mask with seqlen_q {seqlen_q} and seqlen_k {seqlen_k} needs one of 'bottom-right' "
-            f"(query i sees keys j <= i + {seqlen_k - seqlen_q}: the last query sees all, as in decoding) and "
-            "'top-left' (query i sees keys j <= i)"
-        )
-    return bool(causal)
-
-
-def _check_scale(softmax_scale, head_dim: int, dtype: np.dtype) -> float:
-    if softmax_scale is None:
-        return 1 / math.sqrt(head_dim)
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, numbers.Real):
-        raise TypeError(f"softmax_scale: expected a real number or None, not {softmax_scale!r}")
-    try:
-        scale = float(softmax_scale)
-    except OverflowError:
-        scale = math.inf
-    if not math.isfinite(scale):
-        raise ValueError(f"softmax_scale: {softmax_scale!r} is not finite")
-    arithmetic = FLOAT64 if dtype == FLOAT64 else FLOAT32
-    smallest, largest = float(np.finfo(arithmetic).tiny), float(np.finfo(arithmetic).max) / LOG2_E
-    if scale and not smallest <= abs(scale) <= largest:
-        raise ValueError(
-            f"softmax_scale: {softmax_scale!r} is neither 0 nor, in magnitude, between {smallest:.3g} and "
-            f"{largest:.3g}, where {arithmetic} holds it and its product with log2(e) as normal numbers"
-        )
-    return scale
-
-
-def check_result(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...], inputs: dict[str, Any]) -> None:
-    """Raise unless the results of a call whose ``inputs`` start with q may be written to ``array``."""
-    q = inputs["q"]
-    check_same_place(array, name, q, array_kind(q, "q"))
-    check_dtype_and_shape(name, array, dtype, shape)
-    check_element_aligned(array, name)
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{name}: is read-only")
-    if _may_overlap_itself(array):
-        raise ValueError(f"{name}: elements overlap each other; shape {array.shape}, strides {array.strides} bytes")
-    for other_name, other in inputs.items():
-        if _share_memory(array, other):
-            raise ValueError(f"{name}: overlaps {other_name} in memory")
-
-
-def check_dtype_and_shape(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or not array.dtype.isnative:
-        given = array.dtype if array.dtype.kind == "V" else array.dtype.str
-        raise TypeError(f"{name}: dtype {given}, expected {dtype}")
-    if array.shape != shape:
-        raise ValueError(f"{name}: shape {array.shape}, expected {shape}")
-
-
-def _may_overlap_itself(array) -> bool:
-    """False if each dimension steps over everything that the dimensions with smaller strides reach."""
-    reach = array.dtype.itemsize
-    for stride, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return array.size > 1
-        reach += (size - 1) * stride
-    return False
-
-
-def _share_memory(a, b) -> bool:
-    if a.size == 0 or b.size == 0:
-        return False
-    try:
-        return np.shares_memory(_bytes_of(a), _bytes_of(b), max_work=_OVERLAP_WORK)
-    except np.exceptions.TooHardError:
-        return True
-
-
-class _Addresses:
-    """Lets NumPy reason about the addresses of an array, on any device, without reading a byte of it."""
-
-    def __init__(self, array):
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.dtype.itemsize}",
-            "data": (_address(array), True),
-        }
-
-
-def _bytes_of(array) -> np.ndarray:
-    return np.asarray(_Addresses(array))
-
-
-def _address(array) -> int:
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+def _operand_layout(name: str, array, leading_shape, grouped_heads) -> Layout:
+    """Of an optional array, as an array of matrices: every dimension that it is broadcast over has stride 0."""
+    strides = [
+        0 if size == 1 else stride // array.dtype.itemsize
+        for size, stride in zip(array.shape, array.strides, strict=True)
+    ]
+    if name in ("mask", "bias"):
+        strides = [0] * (2 - len(strides)) + strides
+        row_stride, column_stride = strides[-2:]
+        del strides[-2:]
+    else:
+        row_stride = column_stride = 0
+    if name in ("seqlens_q", "seqlens_k") and len(per_batch(leading_shape)) < len(leading_shape):
+        strides.append(0)
+    strides = [0] * (len(leading_shape) - len(strides)) + strides
+    if grouped_heads:
+        head_stride = strides.pop()
+        strides += [head_stride * grouped_heads[1], head_stride]
+    return Layout(tuple(strides), row_stride, column_stride)

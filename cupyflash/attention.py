@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupyflash import _config, _launch, _packing
+from cupyflash import _config, _launch, _packing, _supported
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Problem, attention_problem, merge_batch_dims
 
@@ -77,6 +77,7 @@ def attention(
     problem = attention_problem(
         q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse, out=out
     )
+    _supported.check_supported(problem, _supported.FORWARD, "cupyflash.attention")
     device = _launch.device_of(problem.kind, q)
     config = _config.forward(problem, device.arch)
     with device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cupyflash import _backward_config, _config, _launch, _packing
+from cupyflash import _backward_config, _config, _launch, _packing, _supported
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, merge_batch_dims
@@ -76,6 +76,7 @@ def attention_backward(
         dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
         grads_out=grads_out,
     )  # fmt: skip
+    _supported.check_supported(problem, _supported.BACKWARD, "cupyflash.attention_backward")
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
     with device:

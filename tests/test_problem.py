@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupyflash import _problem
+from cupyflash import _arrays
 from cupyflash._problem import attention_problem, merge_batch_dims
 
 
@@ -304,5 +304,5 @@ def test_out_of_fake_cupy_arrays_overlaps_by_address():
 
 
 def test_numpy_arrays_need_no_cupy(monkeypatch):
-    monkeypatch.setitem(_problem.sys.modules, "cupy", None)
+    monkeypatch.setitem(_arrays.sys.modules, "cupy", None)
     assert attention_problem(*qkv()).kind == "numpy"

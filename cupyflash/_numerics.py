@@ -1,0 +1,84 @@
+"""How a call computes, where the definition of attention leaves a choice."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+PDtype = Literal["input", "float32"]
+Exponential = Literal["ex2.approx", "poly3", "poly5", "accurate"]
+Accumulation = Literal["one-level", "two-level"]
+TILE_STEP = 8  # rows and columns of a tile come in multiples of it
+RESCALE_THRESHOLDS = (0.0, 8.0)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Compile-time choices of the kernels, for research; the default is the plain kernel, bit for bit.
+
+    Parameters
+    ----------
+    p_dtype : "input" or "float32"
+        What the weights are rounded to before they meet v: the inputs' dtype, or float32, as the sum of two numbers
+        of the inputs' dtype. For float32 and float64 inputs there is no difference.
+    exp : "ex2.approx", "poly3", "poly5" or "accurate"
+        The exponential: the instruction, a polynomial of degree 3 or 5 in the fraction of the argument, or a value
+        rounded almost correctly.
+    rescale_threshold : 0 or 8
+        By how many powers of 2 a row's maximum may grow before what is accumulated is rescaled to it.
+    tile : (block_m, block_n), optional
+        Queries and keys of a tile, positive multiples of 8; by default chosen for dtype, head_dim and architecture.
+    accumulate : "one-level" or "two-level", optional
+        Add each tile's products to one running sum, or to a sum of their own first, which is then added; by default
+        as the plain kernel does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the field, its value and what is allowed.
+
+    Examples
+    --------
+    >>> Numerics() == Numerics(p_dtype="input", exp="ex2.approx", rescale_threshold=0, tile=None, accumulate=None)
+    True
+    >>> Numerics(exp="poly4")
+    Traceback (most recent call last):
+        ...
+    ValueError: exp: 'poly4' is not one of 'ex2.approx', 'poly3', 'poly5', 'accurate'
+    """
+
+    p_dtype: PDtype = "input"
+    exp: Exponential = "ex2.approx"
+    rescale_threshold: float = 0.0
+    tile: tuple[int, int] | None = None
+    accumulate: Accumulation | None = None
+
+    def __post_init__(self):
+        _check_choice("p_dtype", self.p_dtype, get_args(PDtype))
+        _check_choice("exp", self.exp, get_args(Exponential))
+        _check_choice("accumulate", self.accumulate, (None, *get_args(Accumulation)))
+        threshold = self.rescale_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
+            raise TypeError(f"rescale_threshold: expected 0 or 8, not {threshold!r}")
+        _check_choice("rescale_threshold", threshold, RESCALE_THRESHOLDS)
+        object.__setattr__(self, "rescale_threshold", float(threshold))
+        if self.tile is not None:
+            object.__setattr__(self, "tile", _checked_tile(self.tile))
+
+
+def _check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if isinstance(value, str | numbers.Real | None) and value in allowed:
+        return
+    raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
+
+
+def _checked_tile(tile: Any) -> tuple[int, int]:
+    if not isinstance(tile, tuple | list) or len(tile) != 2:
+        raise TypeError(f"tile: expected (block_m, block_n) or None, not {tile!r}")
+    for size in tile:
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral):
+            raise TypeError(f"tile: expected (block_m, block_n), both whole numbers, or None, not {tile!r}")
+        if size <= 0 or size % TILE_STEP:
+            raise ValueError(f"tile: {size} in {tile!r} is not a positive multiple of {TILE_STEP}")
+    return int(tile[0]), int(tile[1])

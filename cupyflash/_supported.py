@@ -1,0 +1,40 @@
+"""Which options the kernels compute by now; a call with any other is refused, never answered without it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cupyflash._numerics import Numerics
+from cupyflash._problem import Problem
+
+#: Options beside softmax_scale, causal, align and a window's right edge.
+FORWARD: frozenset[str] = frozenset()
+BACKWARD: frozenset[str] = frozenset()
+
+
+def options_of(problem: Problem) -> set[str]:
+    """Names of the options that make the problem another than the plain one.
+
+    >>> import numpy as np
+    >>> from cupyflash._problem import attention_problem
+    >>> x = np.zeros((4, 8), np.float16)
+    >>> sorted(options_of(attention_problem(x, x, x, causal=True, window_size=(2, None), softcap=30.0)))
+    ['softcap', 'window_size']
+    """
+    given = {
+        "window_size": problem.window[0] is not None,
+        "softcap": problem.softcap is not None,
+        "dropout_p": problem.dropout_p > 0,
+        "score_mod": problem.score_mod is not None,
+        "mask_mod": problem.mask_mod is not None,
+        "block_mask": problem.block_mask is not None,
+        "split_size": problem.split_size is not None,
+        "numerics": problem.numerics != Numerics(),
+    }
+    return {*problem.operands, *(name for name, value in given.items() if value)}
+
+
+def check_supported(problem: Problem, supported: Collection[str], where: str) -> None:
+    missing = sorted(options_of(problem) - set(supported))
+    if missing:
+        raise NotImplementedError(f"{', '.join(missing)}: not supported by {where} yet")
