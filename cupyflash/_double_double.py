@@ -51,6 +51,10 @@ class DoubleDouble(NDArrayOperatorsMixin):
     def __getitem__(self, index) -> DoubleDouble:
         return DoubleDouble(self.high[index], self.low[index])
 
+    def __setitem__(self, index, values) -> None:
+        values = _double_double(values)
+        self.high[index], self.low[index] = values.high, values.low
+
     def __len__(self) -> int:
         return len(self.high)
 
@@ -159,7 +163,7 @@ def _exp(x):
         rest = rest - multiple * (part / _TABLE_SIZE)
     # Terms from r^5 on are below 2^-54: float64 holds them to 2^-107.
     result = np.zeros_like(rest.high)
-    for inverse in reversed(inverse_factorials[5:]):
+    for inverse in reversed(inverse_factorials[5:10]):
         result = result * rest.high + inverse.high
     for inverse in reversed(inverse_factorials[:5]):
         result = rest * result + inverse
@@ -177,6 +181,35 @@ def _log(x):
     step = x * np.exp(DoubleDouble(-start)) - 1  # exp(log x - start) - 1
     step = step - 0.5 * step.high**2
     return DoubleDouble(start) + DoubleDouble(_finite(step.high), step.low)
+
+
+def _tanh(x):
+    """(1 - exp(-2|x|)) / (1 + exp(-2|x|)); where that cancels, sinh by its series, divided by cosh."""
+    size = _absolute(x)
+    decay = _exp(-2 * size)
+    large = (1 - decay) / (1 + decay)
+    small = _where(size.high < 0.5, size, 0)
+    _, inverse_factorials, _ = _constants()
+    square = small * small
+    # Relative to the sum, x^24 / 25! is below 2^-107.
+    series = DoubleDouble(np.zeros_like(square.high))
+    for inverse in reversed(inverse_factorials[1:24:2]):
+        series = square * series + inverse
+    growth = _exp(small)
+    small = small * series / ((growth + 1 / growth) * 0.5)
+    result = _where(size.high < 0.5, small, large)
+    return _where(np.signbit(x.high), -result, result)
+
+
+def _absolute(x):
+    return _where(np.signbit(x.high), _negative(x), x)
+
+
+def _maximum(a, b):
+    """The larger one, or NaN where one is."""
+    high = np.maximum(a.high, b.high)
+    low = np.maximum(*(np.where(x.high == high, x.low, -np.inf) for x in (a, b)))
+    return DoubleDouble(high, _finite(low))
 
 
 def _where(condition, a, b):
@@ -201,7 +234,7 @@ def _constants():
         parts.append(part)
     parts.append(ln2 - sum(parts))
     inverse, inverses = Fraction(1), []
-    for k in range(10):
+    for k in range(24):
         inverses.append(DoubleDouble(*rounded(inverse)))
         inverse /= k + 1
     return [float(part) for part in parts], inverses, DoubleDouble(*map(np.array, zip(*powers, strict=True)))
@@ -290,6 +323,9 @@ _UFUNCS = {
     np.negative: _negative,
     np.exp: _exp,
     np.log: _log,
+    np.tanh: _tanh,
+    np.abs: _absolute,
+    np.maximum: _maximum,
     np.matmul: _matmul,
     np.isfinite: lambda a: np.isfinite(a.high),
     np.equal: lambda a, b: (a.high == b.high) & (a.low == b.low),

@@ -24,6 +24,8 @@ NAMES = ("dq", "dk", "dv")
 class Gradients:
     """Gradients with respect to q, k and v, each of its operand's shape; unpacks and indexes like (dq, dk, dv).
 
+    Those with respect to bias, alibi_slopes and attn_sink are attributes, None where that was not given.
+
     >>> dq, dk, dv = gradients = Gradients(1, 2, 3)
     >>> dk, gradients[1], gradients.dk
     (2, 2, 2)
@@ -32,6 +34,9 @@ class Gradients:
     dq: Any
     dk: Any
     dv: Any
+    dbias: Any = None
+    dalibi_slopes: Any = None
+    dattn_sink: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.dq, self.dk, self.dv))
@@ -49,14 +54,12 @@ def backward_problem(
     lse,
     *,
     dlse=None,
-    softmax_scale=None,
-    causal=False,
-    align=None,
     grads_out=None,
     gradient_dtype: np.dtype | None = None,
+    **options,
 ) -> tuple[Problem, tuple[Any, Any, Any]]:
     """Validate the arguments of a backward call: the problem, and for each gradient an array to write or None."""
-    problem = attention_problem(q, k, v, softmax_scale=softmax_scale, causal=causal, align=align)
+    problem = attention_problem(q, k, v, **options)
     inputs = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     if dlse is not None:
         inputs["dlse"] = dlse

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cupyflash import reference
+from cupyflash.reference.arrays import summed_to
 
 
 def attention(q, k, v, *, softmax_scale, causal, align, return_lse, compute=np.float64):
@@ -80,4 +80,4 @@ def with_heads(x, q):
 
 def _summed_to(operand, gradient):
     with np.errstate(over="ignore", invalid="ignore"):
-        return reference.summed_to(operand.shape, gradient).astype(operand.dtype)
+        return summed_to(operand.shape, gradient).astype(operand.dtype)

@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from cupyflash import reference
 from cupyflash._problem import attention_problem
+from cupyflash.reference.arrays import wide
+from cupyflash.reference.backward import exact_gradients
+from cupyflash.reference.forward import exact_attention
 
 BITS = 100
 FAMILIES = ["normal", "cancelling", "far apart", "close", "huge", "subnormal", "mixed"]
@@ -77,10 +80,10 @@ def test_results_are_those_of_mpmath_but_for_one_rounding(name, sizes, align, sc
     options = {"softmax_scale": scale, "causal": align is not None, "align": align}
     problem = attention_problem(q, k, v, **options)
     visible = np.arange(len(k)) <= np.arange(len(q))[:, None] + (problem.causal_shift if align else len(k))
-    wide_q, wide_k, wide_v, wide_dout = reference.wide(problem, q, k, v, dout)
-    wide = (
-        *reference.exact_attention(problem, wide_q, wide_k, wide_v),
-        *reference.exact_gradients(problem, wide_dout, wide_q, wide_k, wide_v, dlse),
+    wide_q, wide_k, wide_v, wide_dout = wide(problem, q, k, v, dout)
+    unrounded = (
+        *exact_attention(problem, wide_q, wide_k, wide_v)[:2],
+        *exact_gradients(problem, wide_dout, wide_q, wide_k, wide_v, dlse),
     )
     out, lse = reference.attention(q, k, v, return_lse=True, **options)
     rounded = (out, lse, *reference.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options))
@@ -89,7 +92,7 @@ def test_results_are_those_of_mpmath_but_for_one_rounding(name, sizes, align, sc
         exact, magnitudes = attention(q, k, v, dout, dlse, problem.softmax_scale, visible)
         # What is lost below float64's range, times any other factor.
         lost = 8 * mpmath.mpf(2) ** -1074 * (1 + sum(mpmath.mpf(float(np.abs(x).sum())) for x in (q, k, v, dout)))
-        for x, result, right, magnitude in zip(wide, rounded, exact, magnitudes, strict=True):
+        for x, result, right, magnitude in zip(unrounded, rounded, exact, magnitudes, strict=True):
             has_value = np.vectorize(mpmath.isfinite, otypes=[bool])(right)
             np.testing.assert_array_equal(result[~has_value], -np.inf)
             right, allowed = right[has_value], magnitude[has_value] * mpmath.mpf(2) ** -BITS + lost

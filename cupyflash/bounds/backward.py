@@ -19,7 +19,6 @@ from functools import partial
 
 import numpy as np
 
-from cupyflash import reference
 from cupyflash._config import WARP_SIZE
 from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._problem import FLOAT64, HALF_TYPES, Align, Problem
@@ -43,6 +42,9 @@ from cupyflash.bounds.forward import (
     score_overflows,
     weight_error,
 )
+from cupyflash.reference.arrays import float64_on_host, on_host, returned_gradients, summed_to, wide
+from cupyflash.reference.forward import exact_attention
+from cupyflash.reference.scores import pair_scores
 
 _MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
 
@@ -69,7 +71,7 @@ def attention_backward(
 
     Examples
     --------
-    >>> from cupyflash import attention_vjp
+    >>> from cupyflash import attention_vjp, reference
     >>> dout, q, k, v = np.random.default_rng(0).standard_normal((4, 2, 16, 8)).astype(np.float16)
     >>> (out, lse), pullback = attention_vjp(q, k, v, return_lse=True)
     >>> exact = reference.attention_backward(dout, q, k, v, out, lse)
@@ -195,17 +197,17 @@ class _Pairs:
     @staticmethod
     def of(problem: Problem, dout, q, k, v, out, lse, dlse) -> _Pairs:
         forward = Exact.of(problem, q, k, v)
-        dout, out, lse = reference.float64_on_host(problem, dout, out, lse)
+        dout, out, lse = float64_on_host(dout, out, lse)
         lse = lse[..., None]
-        dlse = np.zeros_like(lse) if dlse is None else reference.float64_on_host(problem, dlse)[0][..., None]
-        q, k, v = (_finite(x) for x in reference.on_host(problem, q, k, v))
+        dlse = np.zeros_like(lse) if dlse is None else float64_on_host(dlse)[0][..., None]
+        q, k, v = (_finite(x) for x in on_host(problem, q, k, v))
         nonfinite = forward.sees_nonfinite | ~np.isfinite(dlse)
         for rows in dout, out:
             nonfinite = nonfinite | ~np.isfinite(rows).all(axis=-1, keepdims=True)
 
         dout, out = _finite(dout), _finite(out)
-        exact_q, exact_k, exact_v, exact_dout = reference.wide(problem, q, k, v, dout)
-        exact_out, exact_lse = reference.exact_attention(problem, exact_q, exact_k, exact_v)
+        exact_q, exact_k, exact_v, exact_dout = wide(problem, q, k, v, dout)
+        exact_out, exact_lse, _ = exact_attention(problem, exact_q, exact_k, exact_v)
         exact_lse = exact_lse[..., None]
         sees_keys = forward.visible.any(axis=-1, keepdims=True)
         lse_error = np.abs(np.asarray(np.where(sees_keys, lse - exact_lse, 0)))
@@ -223,7 +225,7 @@ class _Pairs:
             lse_error=_finite(lse_error),
             delta=_finite(np.asarray((exact_dout * exact_out).sum(axis=-1, keepdims=True) - _finite(dlse))),
             delta_error=_finite(np.abs(np.asarray((exact_dout * (out - exact_out)).sum(axis=-1, keepdims=True)))),
-            scores=np.where(forward.visible, reference.scaled_scores(problem, q, k), 0),
+            scores=np.where(forward.visible, pair_scores(problem, q, k).final, 0),
             dweights=np.where(forward.visible, np.asarray(exact_dout @ exact_v.mT), 0),
             dweight_magnitudes=np.where(forward.visible, magnitudes, 0),
             dweight_factors=np.abs(dout).sum(axis=-1, keepdims=True) + np.abs(v).sum(axis=-1, keepdims=True).mT,
@@ -407,7 +409,7 @@ def _summed(problem: Problem, errors: _Errors, factor, terms, error, values, tou
     rows, batches = terms.shape[-1], max(int(np.prod(terms.shape[:-2])), 1) // max(int(np.prod(shape[:-2])), 1)
 
     def summed(x):
-        return reference.summed_to(shape, np.broadcast_to(x, (*terms.shape[:-1], shape[-1])))
+        return summed_to(shape, np.broadcast_to(x, (*terms.shape[:-1], shape[-1])))
 
     exact = np.abs(factor * summed(terms @ values))
     upper_terms = np.abs(terms) + error
@@ -428,8 +430,8 @@ def _finite(x: np.ndarray) -> np.ndarray:
 
 
 def _returned(problem: Problem, kernel_errors, arrays, grads_out) -> Gradients:
-    operands = arrays[1:4]
+    operands = dict(zip("qkv", arrays[1:4], strict=True))
     with np.errstate(over="ignore", invalid="ignore"):
         pairs = _Pairs.of(problem, *arrays)
-        bounds = _gradients(problem, pairs, kernel_errors(problem, pairs), [x.shape for x in operands])
-    return reference.returned_gradients(problem, operands, [claimed(bound) for bound in bounds], grads_out)
+        bounds = _gradients(problem, pairs, kernel_errors(problem, pairs), [x.shape for x in operands.values()])
+    return returned_gradients(operands, Gradients(*map(claimed, bounds)), grads_out)

@@ -26,8 +26,10 @@ from dataclasses import astuple, dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from cupyflash import reference
 from cupyflash._problem import FLOAT64, HALF_TYPES, LOG2_E, Align, Problem, attention_problem
+from cupyflash.reference.arrays import on_host, returned, wide
+from cupyflash.reference.masks import visible_keys
+from cupyflash.reference.scores import pair_scores
 
 U32 = 2.0**-24
 FLUSH = 2.0**-126  # below it float32 kernels compute with 0
@@ -170,14 +172,14 @@ class Exact:
 
     @staticmethod
     def of(problem: Problem, q, k, v) -> Exact:
-        q, k, v = reference.on_host(problem, q, k, v)
-        visible = reference.visible_keys(problem)
+        q, k, v = on_host(problem, q, k, v)
+        visible = visible_keys(problem)
         bad_q, bad_k, bad_v = (~np.isfinite(x).all(axis=-1, keepdims=True) for x in (q, k, v))
         bad_key = bad_k.mT | bad_v.mT
         sees_nonfinite = (visible & (bad_q | bad_key)).any(axis=-1, keepdims=True)
         q, k, v = (np.where(np.isfinite(x), x, 0) for x in (q, k, v))
 
-        scores = reference.scaled_scores(problem, *reference.wide(problem, q, k))
+        scores = pair_scores(problem, *wide(problem, q, k)).final
         row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         row_max = np.where(row_max == -np.inf, 0, row_max)
         relative, scores, row_max = (np.asarray(x) for x in (scores - row_max, scores, row_max))
@@ -420,7 +422,7 @@ def largest(problem: Problem) -> float:
 def _returned(problem: Problem, bounds, q, k, v, return_lse: bool, out):
     with np.errstate(over="ignore", invalid="ignore"):
         bound, lse_bound = bounds(problem, Exact.of(problem, q, k, v))
-    return reference.returned(problem, q, claimed(bound), claimed(lse_bound[..., 0]), return_lse, out)
+    return returned(problem, q, [claimed(bound), *[claimed(lse_bound[..., 0])] * return_lse], out)
 
 
 def claimed(bound: np.ndarray) -> np.ndarray:

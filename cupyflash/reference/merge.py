@@ -1,0 +1,35 @@
+"""Exact combination of partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyflash._double_double import DoubleDouble
+from cupyflash._problem import FLOAT64
+from cupyflash.reference.arrays import float64_on_host, placed
+from cupyflash.reference.forward import softmax, weighted_sum
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+    """Attention over all keys from that over parts of them: what :func:`cupyflash.merge` is judged against.
+
+    Each of ``outs`` has shape (..., L, Dv) and each of ``lses`` (..., L). A part whose lse is -inf has seen nothing and
+    adds nothing. Returns out and lse in float64, of the kind of the given ones; where outs are float64, computed as in
+    :func:`attention`.
+
+    Examples
+    --------
+    >>> merge([np.array([[1.0]]), np.array([[5.0]])], [np.log([3.0]), np.log([1.0])])
+    (array([[2.]]), array([1.38629436]))
+    """
+    values = np.stack(float64_on_host(*outs), axis=-2)
+    scores = np.stack(float64_on_host(*lses), axis=-1)[..., None, :]
+    if outs[0].dtype == FLOAT64:
+        values, scores = DoubleDouble(values), DoubleDouble(scores)
+    weights, lse, _ = softmax(scores, -np.inf)
+    seen = scores != -np.inf
+    out = weighted_sum(np.where(seen, weights, 0), values, seen)
+    return tuple(placed(outs[0], [np.asarray(out)[..., 0, :], np.asarray(lse)[..., 0]], [None, None]))
