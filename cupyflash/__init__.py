@@ -8,9 +8,10 @@
 
 from cupyflash import bounds, naive, reference
 from cupyflash._gradients import Gradients
+from cupyflash._numerics import Numerics
 from cupyflash.attention import attention
 from cupyflash.backward import attention_backward, attention_vjp
 
-__all__ = ["Gradients", "attention", "attention_backward", "attention_vjp", "bounds", "naive", "reference"]
+__all__ = ["Gradients", "Numerics", "attention", "attention_backward", "attention_vjp", "bounds", "naive", "reference"]
 
 __version__ = "0.1.0"

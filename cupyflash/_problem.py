@@ -83,7 +83,8 @@ class Problem:
     ``window`` has (None, 0) for a causal mask; a side that no key is beyond is None. ``operands`` are the optional
     arrays that were given: mask, bias, alibi_slopes, attn_sink as they are, seqlens_q and seqlens_k as int32 arrays on
     the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
-    of a mask and a bias. ``aux`` are the arrays that the expressions name.
+    of a mask and a bias. ``aux`` are the arrays that the expressions name. ``inputs`` are all arrays beside q, k and v,
+    as they were given.
     """
 
     kind: Literal["numpy", "cupy"]
@@ -112,6 +113,7 @@ class Problem:
     operands: Mapping[str, Any]
     layouts: Mapping[str, Layout]
     aux: Mapping[str, Any]
+    inputs: Mapping[str, Any]
 
     @property
     def shift(self) -> int:
@@ -207,8 +209,8 @@ def attention_problem(
     for name, array in operands.items():
         shape = (*leading_shape, seqlen_q, seqlen_k) if name in pairs else leading_shape
         check_operand(name, array, q, kind, shape)
-    inputs = {"q": q, "k": k, "v": v, **operands, **{f"aux[{name!r}]": array for name, array in aux.items()}}
     lengths = {name: array for name, array in (("seqlens_q", seqlens_q), ("seqlens_k", seqlens_k)) if array is not None}
+    inputs = {**operands, **lengths, **{f"aux[{name!r}]": array for name, array in aux.items()}}
     operands |= checked_lengths(lengths, {"seqlens_q": seqlen_q, "seqlens_k": seqlen_k}, leading_shape, q, kind)
     problem = Problem(
         kind=kind,
@@ -239,9 +241,10 @@ def attention_problem(
             {name: _operand_layout(name, array, leading_shape, grouped_heads) for name, array in operands.items()}
         ),
         aux=MappingProxyType(aux),
+        inputs=MappingProxyType(inputs),
     )
     if out is not None:
-        check_result("out", out, dtype, problem.out_shape, {**inputs, **lengths})
+        check_result("out", out, dtype, problem.out_shape, {"q": q, "k": k, "v": v, **inputs})
     return problem
 
 

@@ -34,7 +34,7 @@ def options_of(problem: Problem) -> set[str]:
     return {*problem.operands, *(name for name, value in given.items() if value)}
 
 
-def check_supported(problem: Problem, supported: Collection[str], where: str) -> None:
-    missing = sorted(options_of(problem) - set(supported))
+def check_supported(problem: Problem, supported: Collection[str], where: str, *, return_max: bool = False) -> None:
+    missing = sorted((options_of(problem) | ({"return_max"} if return_max else set())) - set(supported))
     if missing:
         raise NotImplementedError(f"{', '.join(missing)}: not supported by {where} yet")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cupyflash import _config, _launch, _packing, _supported
 from cupyflash._launch import Gpu, Launch, Simulator
-from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Problem, attention_problem, merge_batch_dims
+from cupyflash._numerics import Numerics
+from cupyflash._options import Align, Window
+from cupyflash._problem import HALF_TYPES, LOG2_E, Problem, attention_problem, merge_batch_dims
 
 
 def attention(
@@ -14,8 +19,25 @@ def attention(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: Window | None = None,
     align: Align | None = None,
+    mask=None,
+    bias=None,
+    softcap: float | None = None,
+    alibi_slopes=None,
+    attn_sink=None,
+    seqlens_q=None,
+    seqlens_k=None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    score_mod: str | None = None,
+    mask_mod: str | None = None,
+    aux: Mapping[str, Any] | None = None,
+    block_mask=None,
+    split_size: int | None = None,
+    numerics: Numerics | None = None,
     return_lse: bool = False,
+    return_max: bool = False,
     out=None,
 ):
     """softmax(softmax_scale * q @ k.T) @ v, without ever storing the scores.
@@ -24,12 +46,29 @@ def attention(
     :func:`numpy.matmul`. With 4 or more dimensions axis -3 is heads, and the query's count may be a multiple of the
     key's: query head h then uses key head h // (num_heads // num_kv_heads).
 
+    Per query i and key j, in this order::
+
+        scale      s = softmax_scale * (q[i] . k[j])
+        softcap    s = softcap * tanh(s / softcap)
+        score_mod  s = score_mod(s)
+        bias       s = s + bias[i, j]
+        ALiBi      s = s - alibi_slope * |i + shift - j|
+        masks      a pair that is masked by any of causal, window_size, mask, seqlens, mask_mod is removed, and so is
+                   one with s = -inf
+        sink       attn_sink is one more score of the row, with no value: neither scaled nor capped, part of lse
+        softmax    w = exp(s - lse), lse = log(sum(exp(s)))
+        dropout    w = w / (1 - dropout_p), or 0; lse is not changed
+        result     out[i] = sum(w * v[j])
+
+    shift is 0 for ``align="top-left"`` and S - L for "bottom-right"; with lengths, each batch has its own L and S.
+
     Parameters
     ----------
     q, k, v : numpy.ndarray or cupy.ndarray
         One dtype, float16, bfloat16 (``ml_dtypes.bfloat16``), float32 or float64; any strides. head_dim D and
         head_dim_v Dv are 1 to 256; L, S and the leading dimensions may be 0. NumPy arrays run in the simulator
-        (:mod:`cupyflash.ptxsim`), CuPy arrays on their GPU and its current stream.
+        (:mod:`cupyflash.ptxsim`), CuPy arrays on their GPU and its current stream. Every other array is of the same
+        kind and on the same device.
     softmax_scale : real number, optional
         Finite, zero and negative included; 1 / sqrt(D) by default.
     causal : bool
@@ -38,11 +77,46 @@ def attention(
             L = 2, S = 4      "bottom-right"   x x x .     "top-left"   x . . .
                               (shift = S - L)  x x x x     (shift = 0)  x x . .
 
+    window_size : (left, right), optional
+        Query i sees the keys i + shift - left <= j <= i + shift + right only; None leaves a side open. With ``causal``
+        right is 0 at most.
     align : "bottom-right" or "top-left", optional
-        Needed where ``causal`` and L != S.
+        Needed with ``causal``, ``window_size`` or ``alibi_slopes`` where L != S or lengths are given.
+    mask : bool array, optional
+        True = attend. Broadcasts to (..., L, S), any strides.
+    bias : array, optional
+        Added to the scores. Broadcasts to (..., L, S), any strides; the inputs' dtype, float32 or float64. A large
+        negative number is a number; -inf removes a pair.
+    softcap : real number, optional
+        Positive.
+    alibi_slopes, attn_sink : array, optional
+        One number per head: broadcast to the leading dimensions of the result, (..., heads); the inputs' dtype,
+        float32 or float64. A sink of -inf is none.
+    seqlens_q, seqlens_k : int32 or int64 array, optional
+        How many queries and keys of each batch there are, 0 to L and 0 to S; broadcast to the result's leading
+        dimensions without heads. They are read on the host. A query beyond has out 0 and lse -inf; what lies beyond
+        in q, k and v is not read.
+    dropout_p : real number, seed : int
+        The probability, 0 <= dropout_p < 1, to drop a weight, and 64 bits that decide which; ``seed`` is needed where
+        ``dropout_p`` is not 0. :func:`dropout_mask` gives what is kept. A dropped key is seen all the same: its value
+        counts as 0 * v[j].
+    score_mod, mask_mod : str, optional
+        CUDA C++ expressions: the new score, and whether to attend. They may use ``score`` (score_mod only), ``b`` and
+        ``h`` (batch and head, from 0), ``i``, ``j``, ``L``, ``S`` (int; lengths of the batch) and names of ``aux``.
+    aux : mapping of names to arrays, optional
+        C-contiguous arrays that the expressions index, as ``name[n]``; constants: they get no gradient.
+    block_mask : BlockMask, optional
+        Which tiles ``mask_mod`` leaves something of, from :func:`block_mask`; the others are not visited.
+    split_size : int, optional
+        Compute parts of this many keys, a multiple of 128, at the same time, and merge them: for few queries and many
+        keys. None is one pass, always.
+    numerics : Numerics, optional
+        Choices of how to compute, for research.
     return_lse : bool
         Also return the natural log of each row's sum of exponentials, shape (..., L), float32 (float64 for
         float64).
+    return_max : bool
+        Also return each row's largest score, without the sink, shape and dtype as lse's; -inf where there is none.
     out : array, optional
         Where to write the result: its shape and dtype, any strides, no overlap with an input.
 
@@ -50,12 +124,13 @@ def attention(
     -------
     out : array of the inputs' kind, shape (..., L, Dv), their dtype, C-contiguous unless given
     lse : with ``return_lse``
+    max : with ``return_max``
 
     Scores, sums and exponentials are float32, with subnormals flushed to 0, and the weights of 16-bit inputs are
     rounded to their dtype. Float64 is computed in float64 throughout. Neither float32 nor float64 uses tensor cores;
     their exponentials and logarithms are off by at most 2 units in the last place.
-    A query that sees no key has out 0 and lse -inf. What a masked key holds, NaN included, has no influence. Results
-    do not depend on the rest of the batch and are the same, bit for bit, each time.
+    A query that sees no key has out 0 and lse -inf, or that of its sink. What a removed pair holds, NaN included, has
+    no influence. Results do not depend on the rest of the batch and are the same, bit for bit, each time.
 
     Raises
     ------
@@ -75,9 +150,33 @@ def attention(
     True
     """
     problem = attention_problem(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, align=align, return_lse=return_lse, out=out
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        align=align,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        attn_sink=attn_sink,
+        seqlens_q=seqlens_q,
+        seqlens_k=seqlens_k,
+        dropout_p=dropout_p,
+        seed=seed,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        aux=aux,
+        block_mask=block_mask,
+        split_size=split_size,
+        numerics=numerics,
+        return_lse=return_lse,
+        return_max=return_max,
+        out=out,
     )
-    _supported.check_supported(problem, _supported.FORWARD, "cupyflash.attention")
+    _supported.check_supported(problem, _supported.FORWARD, "cupyflash.attention", return_max=return_max)
     device = _launch.device_of(problem.kind, q)
     config = _config.forward(problem, device.arch)
     with device:

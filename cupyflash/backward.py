@@ -8,7 +8,8 @@ from typing import Any
 from cupyflash import _backward_config, _config, _launch, _packing, _supported
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
-from cupyflash._problem import HALF_TYPES, LOG2_E, Align, Layout, Problem, merge_batch_dims
+from cupyflash._options import check_flag
+from cupyflash._problem import HALF_TYPES, LOG2_E, Layout, Problem, merge_batch_dims
 from cupyflash._summation import Summation, summation, summed_dims
 from cupyflash.attention import attention
 
@@ -22,12 +23,10 @@ def attention_backward(
     lse,
     *,
     dlse=None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    align: Align | None = None,
     grads_out=None,
+    **options,
 ) -> Gradients:
-    """Gradients of ``sum(dout * out) + sum(dlse * lse)`` with respect to q, k and v.
+    """Gradients of ``sum(dout * out) + sum(dlse * lse)`` with respect to q, k, v, bias, alibi_slopes and attn_sink.
 
     The weights are computed again from lse, tile by tile. Beside the results it needs memory for two numbers per query
     (and packed copies, where rows are not whole 16-byte chunks).
@@ -36,20 +35,21 @@ def attention_backward(
     ----------
     dout : array
         Gradient with respect to out: its shape and dtype, any strides, stride 0 too.
-    q, k, v, softmax_scale, causal, align
-        As they were given to :func:`cupyflash.attention`.
+    q, k, v, **options
+        As they were given to :func:`cupyflash.attention`, without ``return_lse``, ``return_max`` and ``out``.
     out, lse : array
         What it returned for them, with ``return_lse``.
     dlse : array, optional
         Gradient with respect to lse: its shape and dtype.
-    grads_out : (dq, dk, dv), optional
+    grads_out : (dq, dk, dv) or Gradients, optional
         Where to write the gradients, each an array or None: its operand's shape and dtype, any strides, no overlap
         with an input or with each other.
 
     Returns
     -------
     Gradients
-        Unpacks as ``dq, dk, dv``. Each has its operand's shape, kind and dtype and is C-contiguous unless given.
+        Unpacks as ``dq, dk, dv``; ``dbias``, ``dalibi_slopes`` and ``dattn_sink`` are attributes, None where there is
+        no such operand. Each has its operand's shape, kind and dtype and is C-contiguous unless given.
         Over a leading dimension that is 1 or missing in the operand, and over the query heads that share a key head, it
         is summed (in float32, for float64 in float64, and rounded once); a view with stride 0 counts as a full array.
 
@@ -72,10 +72,7 @@ def attention_backward(
     >>> bool(np.allclose(dv.sum(axis=-2), 5, atol=0.01))  # each query hands its dout to the keys, in parts
     True
     """
-    problem, grads_out = backward_problem(
-        dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
-        grads_out=grads_out,
-    )  # fmt: skip
+    problem, grads_out = backward_problem(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
     _supported.check_supported(problem, _supported.BACKWARD, "cupyflash.attention_backward")
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
@@ -90,15 +87,15 @@ def attention_vjp(
     k,
     v,
     *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    align: Align | None = None,
     return_lse: bool = False,
+    return_max: bool = False,
+    **options,
 ) -> tuple[Any, Callable[..., Gradients]]:
-    """Attention and its vector-Jacobian product: ``out, pullback``, or ``(out, lse), pullback`` with ``return_lse``.
+    """Attention and its vector-Jacobian product: ``result, pullback``; result is what :func:`attention` returns.
 
-    ``pullback(dout, dlse=None)`` is :func:`attention_backward` for this call. It keeps q, k, v, out and lse, which
-    must not be changed before it is called.
+    ``options`` are those of :func:`attention`, without ``out``. ``pullback(dout, dlse=None)`` is
+    :func:`attention_backward` for this call. It keeps its inputs, out and lse, which must not be changed before it is
+    called.
 
     Examples
     --------
@@ -109,13 +106,16 @@ def attention_vjp(
     >>> bool((dq[0] == 0).all())  # the first query sees one key, whose weight is 1 whatever it is
     True
     """
-    options = {"softmax_scale": softmax_scale, "causal": causal, "align": align}
-    out, lse = attention(q, k, v, return_lse=True, **options)
+    if "out" in options:
+        raise TypeError("out: attention_vjp makes the array that its pullback keeps")
+    check_flag("return_lse", return_lse)
+    out, lse, *row_max = attention(q, k, v, return_lse=True, return_max=return_max, **options)
 
     def pullback(dout, dlse=None) -> Gradients:
         return attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
 
-    return ((out, lse) if return_lse else out), pullback
+    results = (out, *([lse] if return_lse else []), *row_max)
+    return (results if len(results) > 1 else out), pullback
 
 
 class _Backward:

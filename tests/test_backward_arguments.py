@@ -117,8 +117,10 @@ def test_grads_out_that_do_not_fit(dtype):
     def grads_refused(error, match, grads_out):
         refuses(error, match, dtype, grads_out=grads_out)
 
-    grads_refused(TypeError, r"grads_out: expected \(dq, dk, dv\), each an array or None, not 2 items", (dq, dk))
-    grads_refused(TypeError, r"grads_out: expected \(dq, dk, dv\), .* not ndarray", dq)
+    grads_refused(
+        TypeError, r"grads_out: expected \(dq, dk, dv\) or Gradients, each an array or None, not 2 items", (dq, dk)
+    )
+    grads_refused(TypeError, r"grads_out: expected \(dq, dk, dv\) .* not ndarray", dq)
     grads_refused(ValueError, r"dk: shape \(2, 4, 9, 16\), expected \(2, 2, 7, 16\)", (None, dq, None))
     for other in {np.float16, np.float32, np.float64} - {dtype}:
         match = f"dv: dtype {np.dtype(other).str}, expected {dv.dtype}"

@@ -83,14 +83,14 @@ def returned(problem: Problem, q, results: Sequence[Numbers], out=None):
     return tuple(arrays) if per_query else arrays[0]
 
 
-def returned_gradients(operands: Mapping[str, Any], gradients: Gradients, grads_out) -> Gradients:
+def returned_gradients(operands: Mapping[str, Any], gradients: Gradients, grads_out: Gradients) -> Gradients:
     """Gradients per head, summed to their operands' shapes, in float64 of the operands' kind and on their device.
 
     ``operands`` are named as arguments of :func:`cupyflash.attention`; gradients that are None stay None.
     """
     given = {name: gradient for name, gradient in vars(gradients).items() if gradient is not None}
     results = [np.asarray(summed_to(operands[name[1:]].shape, gradient)) for name, gradient in given.items()]
-    targets = [*grads_out, *[None] * (len(given) - len(grads_out))]
+    targets = [getattr(grads_out, name) for name in given]
     return Gradients(**dict(zip(given, placed(operands["q"], results, targets), strict=True)))
 
 
