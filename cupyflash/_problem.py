@@ -84,7 +84,8 @@ class Problem:
     arrays that were given: mask, bias, alibi_slopes, attn_sink as they are, seqlens_q and seqlens_k as int32 arrays on
     the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
     of a mask and a bias. ``aux`` are the arrays that the expressions name. ``inputs`` are all arrays beside q, k and v,
-    as they were given.
+    as they were given. Dropout and expressions count batches from ``first_batch``, which is the sequence's number where
+    the call is one sequence of a packed batch.
     """
 
     kind: Literal["numpy", "cupy"]
@@ -114,6 +115,7 @@ class Problem:
     layouts: Mapping[str, Layout]
     aux: Mapping[str, Any]
     inputs: Mapping[str, Any]
+    first_batch: int = 0
 
     @property
     def shift(self) -> int:

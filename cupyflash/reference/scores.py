@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupyflash._problem import Problem
-from cupyflash.reference.arrays import Numbers, operand
+from cupyflash.reference.arrays import Numbers, operand, wide
 from cupyflash.reference.masks import relative_positions, visible_keys
 from cupyflash.reference.pending import evaluate
 
@@ -21,27 +21,31 @@ class Scores:
 
     @property
     def seen(self) -> np.ndarray:
-        """Pairs that are not removed, whether by a mask or by a score of -inf."""
+        """Pairs that are not removed, neither by a mask nor by a score of -inf."""
         return self.final != -np.inf
 
 
 def pair_scores(problem: Problem, q: Numbers, k: Numbers) -> Scores:
     """Scale, softcap, score_mod, bias, ALiBi, masks, in this order.
 
-    A score_mod is float64: its value and its derivative at the score rounded to float64, whatever the other steps are.
+    A score_mod or a bias of -inf removes its pair like a mask, whatever other steps make of it. A score_mod is float64:
+    its value and its derivative at the score rounded to float64, however precise the other steps are.
     """
+    visible = visible_keys(problem)
     with np.errstate(invalid="ignore", over="ignore"):
         scores, derivative = problem.softmax_scale * (q @ k.mT), 1.0
         if problem.softcap is not None:
             scores, derivative = capped(scores, problem.softcap)
         if problem.score_mod is not None:
-            scores, factor = evaluate(problem, np.asarray(scores))
-            derivative = derivative * factor
+            value, factor = evaluate(problem, np.asarray(scores))
+            (scores,), derivative = wide(problem, value), factor * derivative
+            visible = visible & (scores != -np.inf)
         if (bias := operand(problem, "bias")) is not None:
             scores = scores + bias
+            visible = visible & (bias != -np.inf)
         if (slopes := operand(problem, "alibi_slopes")) is not None:
             scores = scores - slopes[..., None, None] * distances(problem)
-    return Scores(np.where(visible_keys(problem), scores, -np.inf), derivative)
+    return Scores(np.where(visible, scores, -np.inf), derivative)
 
 
 def capped(scores: Numbers, softcap: float) -> tuple[Numbers, Numbers]:
