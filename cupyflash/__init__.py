@@ -11,7 +11,18 @@ from cupyflash._gradients import Gradients
 from cupyflash._numerics import Numerics
 from cupyflash.attention import attention
 from cupyflash.backward import attention_backward, attention_vjp
+from cupyflash.dropout import dropout_mask
 
-__all__ = ["Gradients", "Numerics", "attention", "attention_backward", "attention_vjp", "bounds", "naive", "reference"]
+__all__ = [
+    "Gradients",
+    "Numerics",
+    "attention",
+    "attention_backward",
+    "attention_vjp",
+    "bounds",
+    "dropout_mask",
+    "naive",
+    "reference",
+]
 
 __version__ = "0.1.0"
