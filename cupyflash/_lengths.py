@@ -1,8 +1,9 @@
-"""Lengths of padded batches: read once, checked on the host."""
+"""Lengths of padded batches and offsets of packed ones: read once, checked on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,70 @@ def checked_lengths(
         check_broadcasts(name, array.shape, per_batch(leading_shape))
     checked = {}
     for name, lengths in zip(arrays, on_host(kind, *arrays.values()), strict=True):
-        outside = (lengths < 0) | (lengths > longest[name])
-        if outside.any():
-            index = tuple(int(i) for i in np.argwhere(outside)[0])
-            raise ValueError(f"{name}: {lengths[index]} at index {index} is not between 0 and {longest[name]}")
+        _check_range(name, lengths, longest[name])
         checked[name] = lengths.astype(np.int32)
     return checked
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Where sequences start in packed arrays: sequence b has the rows offsets[b] to offsets[b + 1].
+
+    The offsets are int32 arrays (num_seqs + 1) on the host. Rows from the last offset to the total belong to none.
+    """
+
+    offsets_q: np.ndarray
+    offsets_k: np.ndarray
+    total_q: int
+    total_k: int
+
+    @classmethod
+    def read(cls, cu_seqlens_q, cu_seqlens_k, total_q: int, total_k: int, q: Any, kind: str) -> Packed:
+        arrays = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        for name, array in arrays.items():
+            check_integers(name, array, q, kind)
+            if array.ndim != 1 or array.size == 0:
+                raise ValueError(f"{name}: shape {array.shape}, expected (number of sequences + 1,)")
+        if len(cu_seqlens_q) != len(cu_seqlens_k):
+            raise ValueError(f"cu_seqlens_k: {len(cu_seqlens_k)} offsets, but cu_seqlens_q has {len(cu_seqlens_q)}")
+        offsets = on_host(kind, *arrays.values())
+        for name, values, total in zip(arrays, offsets, (total_q, total_k), strict=True):
+            _check_offsets(name, values, total)
+        return cls(*(values.astype(np.int32) for values in offsets), total_q, total_k)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.offsets_q) - 1
+
+    @property
+    def longest_q(self) -> int:
+        return int(np.diff(self.offsets_q).max(initial=0))
+
+    @property
+    def longest_k(self) -> int:
+        return int(np.diff(self.offsets_k).max(initial=0))
+
+    @property
+    def same_lengths(self) -> bool:
+        """Whether each sequence has as many queries as keys."""
+        return np.array_equal(self.offsets_q, self.offsets_k)
+
+
+def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
+    _check_range(name, offsets, total)
+    if offsets[0] != 0:
+        raise ValueError(f"{name}: starts at {offsets[0]}, expected 0")
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if falls.size:
+        at = int(falls[0])
+        raise ValueError(f"{name}: {offsets[at]} at index {at} and then {offsets[at + 1]}; offsets must not fall")
+
+
+def _check_range(name: str, numbers: np.ndarray, largest: int) -> None:
+    outside = np.argwhere((numbers < 0) | (numbers > largest))
+    if len(outside):
+        index = tuple(int(i) for i in outside[0])
+        raise ValueError(f"{name}: {numbers[index]} at index {index} is not between 0 and {largest}")
 
 
 def check_integers(name: str, array: Any, q: Any, kind: str) -> None:

@@ -58,20 +58,27 @@ def checked_softcap(softcap: Any, dtype: np.dtype) -> float | None:
 
 
 def checked_window(
-    causal: bool, window_size: Any, align: Any, seqlen_q: int, seqlen_k: int, *, with_alibi: bool, with_lengths: bool
+    causal: bool,
+    window_size: Any,
+    align: Any,
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    with_alibi: bool = False,
+    varying: tuple[str, str] | None = None,
 ) -> tuple[Window, bool]:
-    """The window, and whether it is aligned to the last key; a side that no key is beyond is open."""
+    """The window, and whether it is aligned to the last key; a side that no key is beyond is open.
+
+    ``varying`` says what gives each batch its own lengths, and what shift is then.
+    """
     if align is not None and not (isinstance(align, str) and align in ("bottom-right", "top-left")):
         raise ValueError(f"align: {align!r} is not one of 'bottom-right', 'top-left', None")
     left, right = _checked_sides(window_size)
     if causal:
         right = 0
     what = "a causal mask" if causal else "a window" if (left, right) != (None, None) else "ALiBi" if with_alibi else ""
-    if what and align is None and (with_lengths or seqlen_q != seqlen_k):
-        if with_lengths:
-            where, shift = "with seqlens_q or seqlens_k", "seqlens_k - seqlens_q"
-        else:
-            where, shift = f"with seqlen_q {seqlen_q} and seqlen_k {seqlen_k}", str(seqlen_k - seqlen_q)
+    if what and align is None and (varying or seqlen_q != seqlen_k):
+        lengths, shift = varying or (f"seqlen_q {seqlen_q} and seqlen_k {seqlen_k}", str(seqlen_k - seqlen_q))
         meanings = {
             "a causal mask": ("sees keys j <= i + {}", "sees keys j <= i"),
             "a window": ("sees keys around i + {}", "sees keys around i"),
@@ -79,8 +86,8 @@ def checked_window(
         }
         bottom_right, top_left = (meaning.format(shift) for meaning in meanings[what])
         raise ValueError(
-            f"align: {what} {where} needs one of 'bottom-right' (query i {bottom_right}: the last query sees all, as "
-            f"in decoding) and 'top-left' (query i {top_left})"
+            f"align: {what} with {lengths} needs one of 'bottom-right' (query i {bottom_right}: the last query sees "
+            f"all, as in decoding) and 'top-left' (query i {top_left})"
         )
     bottom_right = align == "bottom-right"
     # The furthest that a key is to the left and to the right of its query's place, in any batch.
