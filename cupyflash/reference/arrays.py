@@ -96,7 +96,7 @@ def returned_gradients(operands: Mapping[str, Any], gradients: Gradients, grads_
 
 def placed(q, results: Sequence[np.ndarray], targets: Sequence[Any]) -> list[Any]:
     """Each result in its target, or where that is None as a contiguous array of q's kind and on its device."""
-    results = [np.ascontiguousarray(result) for result in results]
+    results = [np.array(result, order="C") for result in results]
     if isinstance(q, np.ndarray):
         return _filled(results, targets)
     with Gpu(q.device.id) as gpu:
