@@ -21,7 +21,7 @@ _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int) -> np.ndarray:
+def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, first_batch: int = 0) -> np.ndarray:
     """The weights that :func:`cupyflash.attention` keeps, True, and those that it drops, bit for bit.
 
     Parameters
@@ -31,6 +31,8 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int) -> np.ndarra
         heads. A smaller L or S gives a part of the same mask.
     dropout_p, seed
         As they were given to the call.
+    first_batch : int
+        What b starts from, for a part of a batch.
 
     Returns
     -------
@@ -61,7 +63,7 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int) -> np.ndarra
     if mask.size:
         for number, matrix in enumerate(mask.reshape(-1, rows, columns)):
             batch, head = divmod(number, num_heads)
-            words = philox((group, row, head, batch), (seed % 2**32, seed >> 32))
+            words = philox((group, row, head, first_batch + batch), (seed % 2**32, seed >> 32))
             matrix[...] = np.stack(words, axis=-1).reshape(rows, -1)[:, :columns] >= threshold
     return mask
 

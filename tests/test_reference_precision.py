@@ -80,7 +80,7 @@ def test_results_are_those_of_mpmath_but_for_one_rounding(name, sizes, align, sc
     options = {"softmax_scale": scale, "causal": align is not None, "align": align}
     problem = attention_problem(q, k, v, **options)
     visible = np.arange(len(k)) <= np.arange(len(q))[:, None] + (problem.causal_shift if align else len(k))
-    wide_q, wide_k, wide_v, wide_dout = wide(problem, q, k, v, dout)
+    wide_q, wide_k, wide_v, wide_dout = wide(problem.dtype, q, k, v, dout)
     unrounded = (
         *exact_attention(problem, wide_q, wide_k, wide_v)[:2],
         *exact_gradients(problem, wide_dout, wide_q, wide_k, wide_v, dlse),

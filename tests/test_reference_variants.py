@@ -1,16 +1,14 @@
 """The reference with every option: against the definition in multiprecision, gradients against finite differences."""
 
-import itertools
-
 import ml_dtypes
 import mpmath
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import reference
 from cupyflash._problem import attention_problem
+from cupyflash.dropout import dropout_mask
 from cupyflash.reference.arrays import on_host, wide
 from cupyflash.reference.forward import exact_attention
 from tests import attention_by_definition
@@ -57,6 +55,7 @@ def problems(draw):
         "softcap": lambda: draw(st.sampled_from([0.5, 3.0, 1e6])),
         "alibi_slopes": lambda: array(chosen(HEAD_SHAPES), draw(st.sampled_from(wider))),
         "attn_sink": lambda: array(chosen(HEAD_SHAPES), draw(st.sampled_from(wider))),
+        "dropout_p": lambda: draw(st.sampled_from([0.1, 0.5])),
         "seqlens_q": lambda: np.asarray(rng.integers(0, sizes["L"] + 1, [sizes[x] for x in chosen(BATCH_SHAPES)])),
         "seqlens_k": lambda: np.asarray(rng.integers(0, sizes["S"] + 1, [sizes[x] for x in chosen(BATCH_SHAPES)])),
     }
@@ -66,6 +65,8 @@ def problems(draw):
         options["bias"] = np.where(rng.random(options["bias"].shape) < 0.3, -INF, options["bias"])
     if "attn_sink" in options and draw(st.booleans()):
         options["attn_sink"] = np.where(rng.random(options["attn_sink"].shape) < 0.3, -INF, options["attn_sink"])
+    if "dropout_p" in options:
+        options["seed"] = draw(st.integers(0, 2**64 - 1))
     options["align"] = draw(st.sampled_from(["top-left", "bottom-right"]))
     return (q, k, v), options
 
@@ -75,6 +76,8 @@ def problems(draw):
 def test_results_are_those_of_the_definition(problem):
     (q, k, v), options = problem
     results = reference.attention(q, k, v, return_lse=True, return_max=True, **options)
+    if "dropout_p" in options:
+        options["keep"] = dropout_mask((*q.shape[:3], k.shape[2]), options["dropout_p"], options.pop("seed"))
     expected = attention_by_definition.attention(q, k, v, **options)
     # float64 inputs: one rounding; others: float64 arithmetic, in which an error of a score is one of its weight.
     allowed = 2.0**-52 if q.dtype == np.float64 else 2.0**-44
@@ -97,8 +100,8 @@ def objective(arrays, options, dout, dlse):
     """sum(dout * out) + sum(dlse * lse) over rows that have an lse, with 100 bits."""
     q, k, v = arrays
     problem = attention_problem(q, k, v, **options)
-    out, lse, _ = exact_attention(problem, *wide(problem, *on_host(problem, q, k, v)))
-    (dout,) = wide(problem, dout)
+    out, lse, _ = exact_attention(problem, *wide(problem.dtype, *on_host(problem, q, k, v)))
+    (dout,) = wide(problem.dtype, dout)
     return (dout * out).reshape(-1).sum(axis=0) + np.where(lse == -INF, 0, dlse * lse).reshape(-1).sum(axis=0)
 
 
@@ -115,9 +118,7 @@ def test_gradients_are_finite_differences(problem, with_dlse, seed):
     rng = np.random.default_rng(seed)
     out, lse = reference.attention(*arrays, return_lse=True, **options)
     dout, dlse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape) * with_dlse
-    gradients = reference.attention_backward(
-        dout, *arrays, out, lse, dlse=dlse if with_dlse else None, **options
-    )
+    gradients = reference.attention_backward(dout, *arrays, out, lse, dlse=dlse if with_dlse else None, **options)
     for name in ("bias", "alibi_slopes", "attn_sink"):
         assert (getattr(gradients, f"d{name}") is None) == (name not in options)
     for name, operand in operands.items():

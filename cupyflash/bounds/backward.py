@@ -206,7 +206,7 @@ class _Pairs:
             nonfinite = nonfinite | ~np.isfinite(rows).all(axis=-1, keepdims=True)
 
         dout, out = _finite(dout), _finite(out)
-        exact_q, exact_k, exact_v, exact_dout = wide(problem, q, k, v, dout)
+        exact_q, exact_k, exact_v, exact_dout = wide(problem.dtype, q, k, v, dout)
         exact_out, exact_lse, _ = exact_attention(problem, exact_q, exact_k, exact_v)
         exact_lse = exact_lse[..., None]
         sees_keys = forward.visible.any(axis=-1, keepdims=True)

@@ -179,7 +179,7 @@ class Exact:
         sees_nonfinite = (visible & (bad_q | bad_key)).any(axis=-1, keepdims=True)
         q, k, v = (np.where(np.isfinite(x), x, 0) for x in (q, k, v))
 
-        scores = pair_scores(problem, *wide(problem, q, k)).final
+        scores = pair_scores(problem, *wide(problem.dtype, q, k)).final
         row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         row_max = np.where(row_max == -np.inf, 0, row_max)
         relative, scores, row_max = (np.asarray(x) for x in (scores - row_max, scores, row_max))

@@ -43,9 +43,9 @@ def operand(problem: Problem, name: str) -> np.ndarray | None:
     return float64_on_host(problem.operands[name])[0] if name in problem.operands else None
 
 
-def wide(problem: Problem, *arrays: np.ndarray) -> tuple[Numbers, ...]:
-    """Float64 arrays as numbers in which results for the problem's dtype count as exact."""
-    return tuple(DoubleDouble(array) for array in arrays) if problem.dtype == FLOAT64 else arrays
+def wide(dtype: np.dtype, *arrays: np.ndarray) -> tuple[Numbers, ...]:
+    """Float64 arrays as numbers in which results for inputs of this dtype count as exact."""
+    return tuple(DoubleDouble(array) for array in arrays) if dtype == FLOAT64 else arrays
 
 
 def summed_to(shape: tuple[int, ...], gradient: Numbers) -> Numbers:

@@ -38,7 +38,7 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, grads_out=None, **
     )
     (dout,) = float64_on_host(dout)
     dlse = None if dlse is None else float64_on_host(dlse)[0]
-    gradients = exact_gradients(problem, *wide(problem, dout, *on_host(problem, q, k, v)), dlse)
+    gradients = exact_gradients(problem, *wide(problem.dtype, dout, *on_host(problem, q, k, v)), dlse)
     return returned_gradients({"q": q, "k": k, "v": v, **problem.operands}, gradients, grads_out)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cupyflash._problem import Problem, attention_problem
+from cupyflash.dropout import dropout_mask
 from cupyflash.reference.arrays import Numbers, on_host, operand, returned, wide
 from cupyflash.reference.masks import rows_within_length
-from cupyflash.reference.pending import dropout_mask
 from cupyflash.reference.scores import pair_scores
 
 
@@ -33,7 +33,7 @@ def attention(q, k, v, *, return_lse: bool = False, return_max: bool = False, ou
     array([[1.]])
     """
     problem = attention_problem(q, k, v, return_lse=return_lse, return_max=return_max, **options)
-    result, lse, row_max = exact_attention(problem, *wide(problem, *on_host(problem, q, k, v)))
+    result, lse, row_max = exact_attention(problem, *wide(problem.dtype, *on_host(problem, q, k, v)))
     results = [result, *[lse] * return_lse, *[row_max] * return_max]
     return returned(problem, q, results, out)
 
@@ -72,9 +72,10 @@ def dropout_factor(problem: Problem) -> Numbers | float:
     """What multiplies each weight: 1 / (1 - p), or 0 where it is dropped."""
     if not problem.dropout_p:
         return 1.0
-    (probability,) = wide(problem, np.float64(problem.dropout_p))
+    (probability,) = wide(problem.dtype, np.float64(problem.dropout_p))
     shape = (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
-    return dropout_mask(shape, problem.dropout_p, problem.seed) / (1 - probability)
+    keep = dropout_mask(shape, problem.dropout_p, problem.seed, first_batch=problem.first_batch)
+    return keep / (1 - probability)
 
 
 def weighted_sum(weights: Numbers, values: Numbers, seen: np.ndarray) -> Numbers:

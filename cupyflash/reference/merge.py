@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._double_double import DoubleDouble
-from cupyflash._problem import FLOAT64
-from cupyflash.reference.arrays import float64_on_host, placed
+from cupyflash.reference.arrays import float64_on_host, placed, wide
 from cupyflash.reference.forward import softmax, weighted_sum
 
 
@@ -27,8 +25,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     """
     values = np.stack(float64_on_host(*outs), axis=-2)
     scores = np.stack(float64_on_host(*lses), axis=-1)[..., None, :]
-    if outs[0].dtype == FLOAT64:
-        values, scores = DoubleDouble(values), DoubleDouble(scores)
+    values, scores = wide(outs[0].dtype, values, scores)
     weights, lse, _ = softmax(scores, -np.inf)
     seen = scores != -np.inf
     out = weighted_sum(np.where(seen, weights, 0), values, seen)

@@ -1,10 +1,6 @@
 """What the reference needs of modules that are not there yet."""
 
 
-def dropout_mask(shape, dropout_p, seed):
-    raise NotImplementedError("dropout_p: not supported by cupyflash.reference yet")
-
-
 def evaluate(problem, scores):
     raise NotImplementedError("score_mod: not supported by cupyflash.reference yet")
 

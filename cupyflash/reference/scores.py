@@ -38,7 +38,7 @@ def pair_scores(problem: Problem, q: Numbers, k: Numbers) -> Scores:
             scores, derivative = capped(scores, problem.softcap)
         if problem.score_mod is not None:
             value, factor = evaluate(problem, np.asarray(scores))
-            (scores,), derivative = wide(problem, value), factor * derivative
+            (scores,), derivative = wide(problem.dtype, value), factor * derivative
             visible = visible & (scores != -np.inf)
         if (bias := operand(problem, "bias")) is not None:
             scores = scores + bias
