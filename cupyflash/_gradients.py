@@ -56,13 +56,29 @@ def backward_problem(
 ) -> tuple[Problem, Gradients]:
     """Validate the arguments of a backward call: the problem, and for each gradient an array to write or None.
 
-    ``options`` are those of :func:`cupyflash.attention` that say what is computed. Gradients have their operand's dtype
-    unless ``gradient_dtype`` is given.
+    ``options`` are those of :func:`cupyflash.attention` that say what is computed.
     """
+    problem = attention_problem(q, k, v, **without_results(options))
+    return problem, checked_targets(
+        problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, gradient_dtype=gradient_dtype
+    )
+
+
+def without_results(options: dict[str, Any]) -> dict[str, Any]:
+    """Raise where an option says what a forward call returns."""
     for name in ("return_lse", "return_max"):
         if name in options:
             raise TypeError(f"{name}: {options[name]!r} is for the forward; a backward call returns gradients")
-    problem = attention_problem(q, k, v, **options)
+    return options
+
+
+def checked_targets(
+    problem: Problem, dout, q, k, v, out, lse, *, dlse=None, grads_out=None, gradient_dtype: np.dtype | None = None
+) -> Gradients:
+    """Validate the results of a forward call and what is given for them: for each gradient an array to write or None.
+
+    Gradients have their operand's dtype unless ``gradient_dtype`` is given.
+    """
     results = {"dout": dout, "out": out, "lse": lse}
     if dlse is not None:
         results["dlse"] = dlse
@@ -84,7 +100,7 @@ def backward_problem(
     for name in OPTIONAL:
         if getattr(targets, name) is not None and name[1:] not in problem.operands:
             raise ValueError(f"{name}: an array in grads_out, but the call has no {name[1:]}; expected None")
-    return problem, targets
+    return targets
 
 
 def operands_of(problem: Problem, q, k, v) -> dict[str, Any]:

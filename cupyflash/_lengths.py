@@ -68,6 +68,15 @@ class Packed:
         return len(self.offsets_q) - 1
 
     @property
+    def used_q(self) -> int:
+        """Rows that belong to a sequence."""
+        return int(self.offsets_q[-1])
+
+    @property
+    def used_k(self) -> int:
+        return int(self.offsets_k[-1])
+
+    @property
     def longest_q(self) -> int:
         return int(np.diff(self.offsets_q).max(initial=0))
 
@@ -95,7 +104,8 @@ def _check_range(name: str, numbers: np.ndarray, largest: int) -> None:
     outside = np.argwhere((numbers < 0) | (numbers > largest))
     if len(outside):
         index = tuple(int(i) for i in outside[0])
-        raise ValueError(f"{name}: {numbers[index]} at index {index} is not between 0 and {largest}")
+        where = index[0] if len(index) == 1 else index
+        raise ValueError(f"{name}: {numbers[index]} at index {where} is not between 0 and {largest}")
 
 
 def check_integers(name: str, array: Any, q: Any, kind: str) -> None:

@@ -22,6 +22,7 @@ def options_of(problem: Problem) -> set[str]:
     ['softcap', 'window_size']
     """
     given = {
+        "cu_seqlens": problem.packed is not None,
         "window_size": problem.window[0] is not None,
         "softcap": problem.softcap is not None,
         "dropout_p": problem.dropout_p > 0,

@@ -176,7 +176,12 @@ def attention(
         return_max=return_max,
         out=out,
     )
-    _supported.check_supported(problem, _supported.FORWARD, "cupyflash.attention", return_max=return_max)
+    return forward(problem, q, k, v, return_lse=return_lse, return_max=return_max, out=out)
+
+
+def forward(problem: Problem, q, k, v, *, return_lse: bool, return_max: bool, out):
+    """What :func:`attention` returns."""
+    _supported.check_supported(problem, _supported.FORWARD, "the forward kernels", return_max=return_max)
     device = _launch.device_of(problem.kind, q)
     config = _config.forward(problem, device.arch)
     with device:

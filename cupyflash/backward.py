@@ -72,12 +72,17 @@ def attention_backward(
     >>> bool(np.allclose(dv.sum(axis=-2), 5, atol=0.01))  # each query hands its dout to the keys, in parts
     True
     """
-    problem, grads_out = backward_problem(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
-    _supported.check_supported(problem, _supported.BACKWARD, "cupyflash.attention_backward")
+    problem, targets = backward_problem(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
+    return backward(problem, dout, q, k, v, out, lse, dlse, targets)
+
+
+def backward(problem: Problem, dout, q, k, v, out, lse, dlse, targets: Gradients) -> Gradients:
+    """What :func:`attention_backward` returns; ``targets`` are arrays to write to, or None."""
+    _supported.check_supported(problem, _supported.BACKWARD, "the backward kernels")
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
     with device:
-        gradients = made(device, problem, (q, k, v), grads_out)
+        gradients = made(device, problem, (q, k, v), targets)
         _launch.run(device, _Backward(problem, device).launches(dout, q, k, v, out, lse, dlse, gradients))
     return gradients
 

@@ -1,0 +1,106 @@
+"""Attention on packed batches: sequences of any lengths one after the other, without padding."""
+
+from __future__ import annotations
+
+import math
+
+from cupyflash import _launch
+from cupyflash._gradients import Gradients, checked_targets, without_results
+from cupyflash._problem import varlen_problem
+from cupyflash.attention import forward
+from cupyflash.backward import backward
+
+
+def attention_varlen(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *, return_lse: bool = False, return_max: bool = False, out=None, **options
+):
+    """:func:`cupyflash.attention` of each sequence of a packed batch with the keys and values of its own.
+
+    Parameters
+    ----------
+    q : array, (total_q, num_heads, D)
+        Queries of all sequences. Kinds, dtypes and strides are those of :func:`cupyflash.attention`.
+    k, v : array, (total_k, num_kv_heads, D) and (total_k, num_kv_heads, Dv)
+        num_heads is a multiple of num_kv_heads.
+    cu_seqlens_q, cu_seqlens_k : int32 or int64 array, (num_seqs + 1,)
+        Offsets: sequence b has the queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]``, and the keys likewise. They
+        start at 0 and do not fall; the last is at most the total. They are read on the host.
+    return_lse, return_max
+        Of shape (num_heads, total_q).
+    out : array, optional
+        Where to write the result.
+    **options
+        Those of :func:`cupyflash.attention` but ``seqlens_q`` and ``seqlens_k``, where the leading dimensions are
+        (num_seqs, num_heads) and L and S the longest sequences': ``mask`` and ``bias`` broadcast to
+        (num_seqs, num_heads, L, S) and are indexed by places within a sequence, ``alibi_slopes`` and ``attn_sink`` to
+        (num_seqs, num_heads); a batch, for dropout and expressions, is a sequence. ``align`` is needed with a causal
+        mask, a window or ALiBi unless each sequence has as many queries as keys.
+
+    Returns
+    -------
+    out : array of the inputs' kind, (total_q, num_heads, Dv), their dtype, C-contiguous unless given
+    lse : with ``return_lse``
+    max : with ``return_max``
+
+    In rows after the last sequence out is 0, lse and max -inf.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        As :func:`cupyflash.attention`.
+    """
+    problem = varlen_problem(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=return_lse, return_max=return_max, out=out, **options
+    )
+    results = forward(problem, q, k, v, return_lse=return_lse, return_max=return_max, out=out)
+    out, *per_query = results if isinstance(results, tuple) else (results,)
+    with _launch.device_of(problem.kind, q):
+        _fill(out, problem.packed.used_q, 0)
+        for values in per_query:
+            _fill(values.T, problem.packed.used_q, -math.inf)
+    return results
+
+
+def attention_varlen_backward(
+    dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, grads_out=None, **options
+) -> Gradients:
+    """Gradients of ``sum(dout * out) + sum(dlse * lse)``, as :func:`cupyflash.attention_backward`, of a packed batch.
+
+    Parameters
+    ----------
+    dout : array, (total_q, num_heads, Dv)
+        Gradient with respect to out.
+    q, k, v, cu_seqlens_q, cu_seqlens_k, **options
+        As they were given to :func:`attention_varlen`, without ``return_lse``, ``return_max`` and ``out``.
+    out, lse : array
+        What it returned for them, with ``return_lse``.
+    dlse : array, optional, (num_heads, total_q)
+        Gradient with respect to lse.
+    grads_out : (dq, dk, dv) or Gradients, optional
+        Where to write the gradients.
+
+    Returns
+    -------
+    Gradients
+        Each has its operand's shape, kind and dtype. Rows after the last sequence are 0, whatever those of dout and
+        dlse hold.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        As :func:`cupyflash.attention_backward`.
+    """
+    problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
+    targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out)
+    gradients = backward(problem, dout, q, k, v, out, lse, dlse, targets)
+    with _launch.device_of(problem.kind, q):
+        _fill(gradients.dq, problem.packed.used_q, 0)
+        _fill(gradients.dk, problem.packed.used_k, 0)
+        _fill(gradients.dv, problem.packed.used_k, 0)
+    return gradients
+
+
+def _fill(array, used: int, value: float) -> None:
+    """Of the rows that belong to no sequence, where there are any."""
+    if used < len(array):
+        array[used:] = value
