@@ -1,10 +1,10 @@
 """Exact attention for NumPy and CuPy arrays, compiled from CUDA C++ at first use.
 
-``attention`` runs the tiled kernels, ``reference.attention`` is exact and ``bounds.attention`` says how far from it each
-element may be; all take the same arguments, and each has its ``attention_backward``. ``attention_varlen`` is for packed
-batches, ``naive.attention`` the standard method, without most options. CuPy arrays are computed on their GPU, NumPy
-arrays by the same kernels in the simulator ``ptxsim``. ``testing``, which needs Hypothesis, puts attention of one's own
-to the test.
+``attention`` runs the tiled kernels, ``reference.attention`` is exact and ``bounds.attention`` says how far from it
+each element may be; all take the same arguments, and each has its ``attention_backward``. ``attention_varlen`` is for
+packed batches, ``naive.attention`` the standard method, without most options. CuPy arrays are computed on their GPU,
+NumPy arrays by the same kernels in the simulator ``ptxsim``. ``testing``, which needs Hypothesis, puts attention of
+one's own to the test.
 """
 
 from cupyflash import bounds, naive, reference
