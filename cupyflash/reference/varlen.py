@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._gradients import OPTIONAL, Gradients, gradient_targets
-from cupyflash._problem import Problem, attention_problem
-from cupyflash.reference.arrays import copied_to_host, float64_on_host, on_host, placed, summed_to, wide
+from cupyflash._gradients import NAMES, Gradients, gradient_targets
+from cupyflash._problem import Problem, varlen_problem
+from cupyflash.reference.arrays import Numbers, float64_on_host, on_host, placed, returned, summed_to, wide
 from cupyflash.reference.backward import exact_gradients
 from cupyflash.reference.forward import exact_attention
 
@@ -34,16 +34,17 @@ def attention_varlen(
     >>> attention_varlen(q, k, v, offsets, offsets).ravel()
     array([3., 5., 5.])
     """
-    total_q, num_heads, _ = q.shape
-    result = np.zeros((num_heads, total_q, v.shape[-1]))
+    problem = varlen_problem(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=return_lse, return_max=return_max, **options
+    )
+    total_q, num_heads, head_dim_v = problem.out_shape
+    result = np.zeros((num_heads, total_q, head_dim_v))
     lse, row_max = np.full((2, num_heads, total_q), -np.inf)
-    for sequence in _sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, options):
+    for sequence in _sequences(problem, q, k, v):
         exact = exact_attention(sequence.problem, *sequence.numbers())
         for target, part in zip((result, lse, row_max), exact, strict=True):
             target[:, sequence.queries] = np.asarray(part)[0]
-    results = [result.swapaxes(0, 1), *[lse] * return_lse, *[row_max] * return_max]
-    results = placed(q, results, [out, *[None] * (len(results) - 1)])
-    return tuple(results) if len(results) > 1 else results[0]
+    return returned(problem, q, [result.swapaxes(0, 1), *[lse] * return_lse, *[row_max] * return_max], out)
 
 
 def attention_varlen_backward(
@@ -54,11 +55,11 @@ def attention_varlen_backward(
     Gradients of what sequences share are summed over them, and rounded to float64 once. out and lse are not read, as
     in :func:`cupyflash.reference.attention_backward`.
     """
-    operands = _operands(q, k, v, options)
-    operands = {name: x for name, x in operands.items() if name in "qkv" or f"d{name}" in OPTIONAL}
+    problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    operands = {name: x for name, x in _operands(problem, q, k, v).items() if f"d{name}" in NAMES}
     totals = {name: wide(q.dtype, np.zeros(x.shape))[0] for name, x in operands.items()}
     dout, dlse = float64_on_host(_heads_first(dout))[0], None if dlse is None else float64_on_host(dlse)[0]
-    for sequence in _sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, options):
+    for sequence in _sequences(problem, q, k, v):
         (sequence_dout,) = wide(q.dtype, dout[:, :, sequence.queries])
         sequence_dlse = None if dlse is None else dlse[None, :, sequence.queries]
         gradients = exact_gradients(sequence.problem, sequence_dout, *sequence.numbers(), sequence_dlse)
@@ -78,38 +79,45 @@ def attention_varlen_backward(
 class _Sequence:
     """One sequence as a call of its own, with a batch of 1."""
 
-    problem: Problem
+    problem: Problem  # without layouts: nothing here lies in memory as it says
     queries: slice  # of the packed ones
-    arrays: Mapping[str, Any]  # its parts of q, k, v, mask, bias, alibi_slopes, attn_sink, as far as given
+    arrays: Mapping[str, Any]  # its parts of q, k, v and of the optional arrays that were given
     parts: Mapping[str, Index]  # the indices that take them
 
-    def numbers(self):
+    def numbers(self) -> tuple[Numbers, ...]:
         """q, k and v."""
         return wide(self.problem.dtype, *on_host(self.problem, *(self.arrays[name] for name in "qkv")))
 
 
-def _sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, options) -> Iterator[_Sequence]:
-    operands = _operands(q, k, v, options)
-    others = {name: value for name, value in options.items() if name not in operands}
-    offsets_q, offsets_k = (copied_to_host(offsets).tolist() for offsets in (cu_seqlens_q, cu_seqlens_k))
-    for number in range(len(offsets_q) - 1):
+def _sequences(problem: Problem, q, k, v) -> Iterator[_Sequence]:
+    operands = _operands(problem, q, k, v)
+    offsets_q, offsets_k = problem.packed.offsets_q.tolist(), problem.packed.offsets_k.tolist()
+    every = slice(None)
+    for number in range(problem.packed.num_seqs):
         queries, keys = slice(*offsets_q[number : number + 2]), slice(*offsets_k[number : number + 2])
-        every = slice(None)
+        seqlen_q, seqlen_k = queries.stop - queries.start, keys.stop - keys.start
         per_head = (slice(number, number + 1), every)
-        per_pair = (*per_head, slice(queries.stop - queries.start), slice(keys.stop - keys.start))
+        per_pair = (*per_head, slice(seqlen_q), slice(seqlen_k))
         parts = {"q": (..., queries, every), "k": (..., keys, every), "v": (..., keys, every)}
         for names, index in (("mask", "bias"), per_pair), (("alibi_slopes", "attn_sink"), per_head):
             parts |= {name: _part(operands[name].shape, index) for name in names if name in operands}
         arrays = {name: array[parts[name]] for name, array in operands.items()}
-        problem = replace(attention_problem(**arrays, **others), first_batch=number)
-        yield _Sequence(problem, queries, arrays, parts)
+        alone = replace(
+            problem,
+            leading_shape=(1, problem.leading_shape[-1]),
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            packed=None,
+            operands={name: arrays[name] for name in problem.operands},
+            layouts={},
+            first_batch=number,
+        )
+        yield _Sequence(alone, queries, arrays, parts)
 
 
-def _operands(q, k, v, options) -> dict[str, Any]:
+def _operands(problem: Problem, q, k, v) -> dict[str, Any]:
     """The arrays of which each sequence has its part, with (1, heads, tokens, head_dim) in q, k and v."""
-    names = ("mask", "bias", "alibi_slopes", "attn_sink")
-    given = {name: options[name] for name in names if options.get(name) is not None}
-    return {"q": _heads_first(q), "k": _heads_first(k), "v": _heads_first(v), **given}
+    return {"q": _heads_first(q), "k": _heads_first(k), "v": _heads_first(v), **problem.operands}
 
 
 def _heads_first(packed):
