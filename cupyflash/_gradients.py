@@ -90,7 +90,7 @@ def checked_targets(
             check_dtype_and_shape(name, array, problem.dtype, problem.out_shape)
         check_element_aligned(array, name)
 
-    targets = gradient_targets(grads_out)
+    targets = _targets(grads_out)
     inputs = {"q": q, "k": k, "v": v, **results, **problem.inputs}
     for name, operand in operands_of(problem, q, k, v).items():
         target = getattr(targets, name)
@@ -118,8 +118,7 @@ def made(device: Any, problem: Problem, operands: Sequence[Any], grads_out: Grad
     return Gradients(**arrays)
 
 
-def gradient_targets(grads_out: Any) -> Gradients:
-    """grads_out, (dq, dk, dv) or Gradients or None, as Gradients: each an array to write or None."""
+def _targets(grads_out: Any) -> Gradients:
     if grads_out is None:
         return Gradients()
     if isinstance(grads_out, Gradients):

@@ -91,6 +91,7 @@ def test_a_packed_batch_is_a_padded_one(call):
         same(rows, expected)
 
     options = {name: value for name, value in options.items() if not name.startswith("seqlens")}
+    out, lse = out.astype(q.dtype), lse.astype(dlse.dtype)
     gradients = reference.attention_varlen_backward(dout, q, k, v, out, lse, offsets_q, offsets_k, dlse=dlse, **options)
     right_gradients = reference.attention_backward(
         padded(dout, offsets_q, longest_q), *arrays, right_out.astype(q.dtype), right_lse.astype(dlse.dtype),

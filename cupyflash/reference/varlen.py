@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._gradients import NAMES, Gradients, gradient_targets
-from cupyflash._problem import Problem, varlen_problem
+from cupyflash._gradients import NAMES, Gradients, checked_targets, without_results
+from cupyflash._problem import FLOAT64, Problem, varlen_problem
 from cupyflash.reference.arrays import Numbers, float64_on_host, on_host, placed, returned, summed_to, wide
 from cupyflash.reference.backward import exact_gradients
 from cupyflash.reference.forward import exact_attention
@@ -52,10 +52,12 @@ def attention_varlen_backward(
 ) -> Gradients:
     """What :func:`cupyflash.attention_varlen_backward` is judged against.
 
-    Gradients of what sequences share are summed over them, and rounded to float64 once. out and lse are not read, as
-    in :func:`cupyflash.reference.attention_backward`.
+    Arguments, shapes and meaning are those of :func:`cupyflash.attention_varlen_backward`, with float64 gradients.
+    Those of arrays that sequences share are summed over them and rounded once. out and lse are checked for shape and
+    dtype only, as in :func:`cupyflash.reference.attention_backward`.
     """
-    problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
+    targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, gradient_dtype=FLOAT64)
     operands = {name: x for name, x in _operands(problem, q, k, v).items() if f"d{name}" in NAMES}
     totals = {name: wide(q.dtype, np.zeros(x.shape))[0] for name, x in operands.items()}
     dout, dlse = float64_on_host(_heads_first(dout))[0], None if dlse is None else float64_on_host(dlse)[0]
@@ -69,10 +71,8 @@ def attention_varlen_backward(
 
     results = {f"d{name}": np.asarray(total) for name, total in totals.items()}
     results |= {name: results[name][0].swapaxes(0, 1) for name in ("dq", "dk", "dv")}
-    targets = gradient_targets(grads_out)
-    return Gradients(
-        **dict(zip(results, placed(q, results.values(), [getattr(targets, name) for name in results]), strict=True))
-    )
+    arrays = placed(q, list(results.values()), [getattr(targets, name) for name in results])
+    return Gradients(**dict(zip(results, arrays, strict=True)))
 
 
 @dataclass(frozen=True)
