@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupyflash import _variant
 from cupyflash._config import (
-    ELEMENT,
     KIB,
     LINE_BYTES,
     WARP_SIZE,
@@ -21,6 +21,7 @@ from cupyflash._config import (
     shared_memory_per_block,
 )
 from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
+from cupyflash._variant import ELEMENT
 
 ROWS_PER_BLOCK = 4  # of flash_bwd_delta: one warp each
 MAX_ACCUMULATOR_COLUMNS = 256  # of dk and dv together, in one block's registers; tensor cores
@@ -190,7 +191,7 @@ def _defines(problem: Problem, tile: BackwardTile) -> dict[str, int | str]:
         "BLOCK_N": tile.block_n,
         "NUM_WARPS": tile.num_warps,
         "NUM_STAGES": tile.num_stages,
-        "CAUSAL": int(problem.causal),
+        **_variant.defines(problem),
     }
 
 
@@ -208,7 +209,7 @@ def _fma_defines(problem: Problem, tile: Tile) -> dict[str, int | str]:
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "NUM_WARPS": tile.num_warps,
-        "CAUSAL": int(problem.causal),
+        **_variant.defines(problem),
     }
 
 

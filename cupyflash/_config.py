@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyflash._problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, HALF_TYPES, Problem
+from cupyflash import _variant
+from cupyflash._problem import BFLOAT16, FLOAT64, HALF_TYPES, Problem
+from cupyflash._variant import ELEMENT
 
 MAX_BLOCKS = 2**31 - 1
 THREADS_PER_BLOCK = 256  # of the kernels with one thread per element
@@ -32,10 +34,6 @@ SHARED_MEMORY_PER_BLOCK = {
 
 
 LINE_BYTES = 128  # that rows of shared-memory tiles are whole multiples of
-
-
-#: Names of the element types in the kernels.
-ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,18 @@ def flash_fwd_defines(
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "NUM_WARPS": tile.num_warps,
-        "CAUSAL": int(causal),
+        "BAND_RIGHT": int(causal),
         "SCALE_POSITIVE": int(scale_positive),
     }
 
 
-def forward(problem: Problem, arch: str) -> KernelConfig:
+def forward(problem: Problem, arch: str, *, return_max: bool = False) -> KernelConfig:
     """The forward kernel for the problem's dtype."""
-    return flash_fwd(problem, arch) if problem.dtype in HALF_TYPES else flash_fwd_fma(problem, arch)
+    kernel = flash_fwd if problem.dtype in HALF_TYPES else flash_fwd_fma
+    return kernel(problem, arch, return_max=return_max)
 
 
-def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
+def flash_fwd(problem: Problem, arch: str, *, return_max: bool = False) -> KernelConfig:
     """The tensor-core forward kernel for float16 and bfloat16."""
     check_architecture(problem.dtype, arch)
     head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
@@ -130,14 +129,17 @@ def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
     return KernelConfig(
         file="flash_fwd",
         name="flash_fwd",
-        defines=flash_fwd_defines(
-            problem.dtype,
-            head_dim,
-            head_dim_v,
-            causal=problem.causal,
-            scale_positive=problem.softmax_scale > 0,
-            arch=arch,
-        ),
+        defines={
+            **flash_fwd_defines(
+                problem.dtype,
+                head_dim,
+                head_dim_v,
+                causal=problem.causal,
+                scale_positive=problem.softmax_scale > 0 or _variant.pair_by_pair(problem),
+                arch=arch,
+            ),
+            **_variant.defines(problem, return_max=return_max),
+        },
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=elements * problem.dtype.itemsize,
@@ -177,11 +179,11 @@ def flash_fwd_fma_defines(
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "NUM_WARPS": tile.num_warps,
-        "CAUSAL": int(causal),
+        "BAND_RIGHT": int(causal),
     }
 
 
-def flash_fwd_fma(problem: Problem, arch: str) -> KernelConfig:
+def flash_fwd_fma(problem: Problem, arch: str, *, return_max: bool = False) -> KernelConfig:
     """The forward kernel for float32 and float64."""
     check_architecture(problem.dtype, arch)
     dtype, head_dim, head_dim_v = problem.dtype, problem.head_dim, problem.head_dim_v
@@ -192,7 +194,10 @@ def flash_fwd_fma(problem: Problem, arch: str) -> KernelConfig:
     return KernelConfig(
         file="flash_fwd_fma",
         name="flash_fwd_fma",
-        defines=flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
+        defines={
+            **flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
+            **_variant.defines(problem, return_max=return_max),
+        },
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         # The keys and the values take turns in one place.

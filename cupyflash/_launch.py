@@ -28,21 +28,33 @@ MATRIX = np.dtype(
     [("data", np.uint64), ("row_stride", np.int64), ("column_stride", np.int64), ("batch_stride", *_BATCH_STRIDES)],
     align=True,
 )
-FLASH_FWD = np.dtype(
-    [
-        *((name, OPERAND) for name in ("query", "key", "value", "out")),
-        ("lse", np.uint64),
-        ("batch", BATCH_SHAPE),
-        *((name, np.int32) for name in ("seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")),
-        ("scale_log2", np.float32),
-    ],
-    align=True,
-)
+#: ``VariantParams`` of the plain kernels: an empty structure.
+NO_VARIANT = np.dtype([("empty", np.uint8)])
+_SIZES = ("seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "band_left", "band_right")
 
 
-def flash_fwd_fma_params(dtype: np.dtype) -> np.dtype:
+def _forward_params(*scales: tuple[str, Any], variant: np.dtype) -> np.dtype:
+    return np.dtype(
+        [
+            *((name, OPERAND) for name in ("query", "key", "value", "out")),
+            ("lse", np.uint64),
+            ("batch", BATCH_SHAPE),
+            *((name, np.int32) for name in _SIZES),
+            *scales,
+            ("variant", variant),
+        ],
+        align=True,
+    )
+
+
+def flash_fwd_params(variant: np.dtype = NO_VARIANT) -> np.dtype:
+    """Parameters of ``flash_fwd``."""
+    return _forward_params(*_HALF_SCALES, variant=variant)
+
+
+def flash_fwd_fma_params(dtype: np.dtype, variant: np.dtype = NO_VARIANT) -> np.dtype:
     """Parameters of ``flash_fwd_fma``: those of ``flash_fwd``, but the scale itself, in the elements' dtype."""
-    return np.dtype([*((name, FLASH_FWD[name]) for name in FLASH_FWD.names[:-1]), ("scale", dtype)], align=True)
+    return _forward_params(("scale", dtype), variant=variant)
 
 
 #: An operand of a backward kernel, and what it has per query (``SummedOperand`` and ``RowValues`` in common.cuh).
@@ -79,29 +91,32 @@ STRIDED_COPY = np.dtype(
 )
 
 
-def _flash_bwd_params(gradients: tuple[str, ...], lse: str, *scales: tuple[str, Any]) -> np.dtype:
-    sizes = ("num_reduced", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")
+def _flash_bwd_params(gradients: tuple[str, ...], lse: str, *scales: tuple[str, Any], variant: np.dtype) -> np.dtype:
     operands = ("query", "key", "value", "dout", *gradients, lse, "delta")
     return np.dtype(
         [
             *((name, SUMMED_OPERAND) for name in operands),
             ("owner", BATCH_SHAPE),
             ("reduced", BATCH_SHAPE),
-            *((name, np.int32) for name in sizes),
+            *((name, np.int32) for name in ("num_reduced", *_SIZES)),
             *scales,
+            ("variant", variant),
         ],
         align=True,
     )
 
 
 _HALF_SCALES = (("scale_log2", np.float32), ("scale", np.float32))
-FLASH_BWD_DKDV = _flash_bwd_params(("dkey", "dvalue"), "lse_log2", *_HALF_SCALES)
-FLASH_BWD_DQ = _flash_bwd_params(("dquery",), "lse_log2", *_HALF_SCALES)
 
 
-def flash_bwd_fma_params(dtype: np.dtype, *gradients: str) -> np.dtype:
+def flash_bwd_params(*gradients: str, variant: np.dtype = NO_VARIANT) -> np.dtype:
+    """Parameters of ``flash_bwd_dkdv`` and ``flash_bwd_dq``."""
+    return _flash_bwd_params(gradients, "lse_log2", *_HALF_SCALES, variant=variant)
+
+
+def flash_bwd_fma_params(dtype: np.dtype, *gradients: str, variant: np.dtype = NO_VARIANT) -> np.dtype:
     """Parameters of ``flash_bwd_dkdv_fma`` and ``flash_bwd_dq_fma``: lse as it is, the scale in the elements' dtype."""
-    return _flash_bwd_params(gradients, "lse", ("scale", dtype))
+    return _flash_bwd_params(gradients, "lse", ("scale", dtype), variant=variant)
 
 
 def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
@@ -199,6 +214,9 @@ class Simulator:
 
     def __exit__(self, *exception) -> None:
         pass
+
+    def from_host(self, array: np.ndarray) -> np.ndarray:
+        return array
 
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data

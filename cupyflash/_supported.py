@@ -9,6 +9,21 @@ from cupyflash._problem import Problem
 
 #: Options beside softmax_scale, causal, align and a window's right edge.
 FORWARD: frozenset[str] = frozenset()
+#: The tensor-core kernel's.
+FORWARD_HALF = frozenset(
+    {
+        "window_size",
+        "softcap",
+        "bias",
+        "mask",
+        "alibi_slopes",
+        "attn_sink",
+        "seqlens_q",
+        "seqlens_k",
+        "dropout_p",
+        "return_max",
+    }
+)
 BACKWARD: frozenset[str] = frozenset()
 
 

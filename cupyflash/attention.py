@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cupyflash import _config, _launch, _packing, _supported
+from cupyflash import _config, _launch, _packing, _supported, _variant
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._numerics import Numerics
 from cupyflash._options import Align, Window
@@ -39,6 +39,7 @@ def attention(
     return_lse: bool = False,
     return_max: bool = False,
     out=None,
+    **options,
 ):
     """softmax(softmax_scale * q @ k.T) @ v, without ever storing the scores.
 
@@ -181,19 +182,22 @@ def attention(
 
 def forward(problem: Problem, q, k, v, *, return_lse: bool, return_max: bool, out):
     """What :func:`attention` returns."""
-    _supported.check_supported(problem, _supported.FORWARD, "the forward kernels", return_max=return_max)
+    supported = _supported.FORWARD_HALF if problem.dtype in HALF_TYPES else _supported.FORWARD
+    _supported.check_supported(problem, supported, "the forward kernels", return_max=return_max)
     device = _launch.device_of(problem.kind, q)
-    config = _config.forward(problem, device.arch)
+    config = _config.forward(problem, device.arch, return_max=return_max)
     with device:
         if out is None:
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
+        row_max = device.empty(problem.lse_shape, problem.lse_dtype) if return_max else None
         if config.grid:
-            _launch.run(device, _launches(problem, device, config, q, k, v, out, lse))
-    return (out, lse) if return_lse else out
+            _launch.run(device, _launches(problem, device, config, q, k, v, out, lse, row_max))
+    results = (out, *(array for array in (lse, row_max) if array is not None))
+    return results if len(results) > 1 else out
 
 
-def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, lse) -> list[Launch]:
+def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, lse, row_max) -> list[Launch]:
     """Copies of what the kernel's 16-byte loads and stores cannot take, and the kernel between them."""
     before: list[Launch] = []
     after: list[Launch] = []
@@ -211,30 +215,36 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         )
         (after if is_result else before).extend(copies)
 
+    optional = _variant.arrays(problem, device)
+    arrays |= optional
+    layouts |= _variant.layouts(problem)
     sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layouts[name].batch_strides for name in layouts))
     operands = {
         name: {
-            "data": device.address(arrays[name]),
+            "data": device.address(arrays[name]) if name in arrays else 0,
             "row_stride": layouts[name].row_stride,
             "batch_stride": strides,
         }
         for name, strides in zip(layouts, batch_strides, strict=True)
     }
+    variant = _variant.params_dtype(problem, _launch.OPERAND, return_max=row_max is not None)
     if problem.dtype in HALF_TYPES:
-        params_dtype, scale = _launch.FLASH_FWD, {"scale_log2": problem.softmax_scale * LOG2_E}
+        params_dtype, scales = _launch.flash_fwd_params(variant), {"scale_log2": problem.softmax_scale * LOG2_E}
     else:
-        params_dtype, scale = _launch.flash_fwd_fma_params(problem.dtype), {"scale": problem.softmax_scale}
+        params_dtype, scales = _launch.flash_fwd_fma_params(problem.dtype, variant), {}
     params = _launch.pack(
         params_dtype,
-        **operands,
+        **{name: operands[name] for name in ("query", "key", "value", "out")},
         lse=0 if lse is None else device.address(lse),
         batch=_launch.batch_shape(sizes),
         seqlen_q=rows_q,
         seqlen_k=rows_k,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        causal_shift=problem.causal_shift,
-        **scale,
+        **_variant.band(problem),
+        **scales,
+        scale=problem.softmax_scale,
+        variant=_variant.params(problem, operands, None if row_max is None else device.address(row_max)),
     )
-    touched = (*arrays.values(), *(() if lse is None else (lse,)))
+    touched = (*arrays.values(), *(array for array in (lse, row_max) if array is not None))
     return [*before, Launch(config, params, touched), *after]

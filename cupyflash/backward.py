@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cupyflash import _backward_config, _config, _launch, _packing, _supported
+import numpy as np
+
+from cupyflash import _backward_config, _config, _launch, _packing, _supported, _variant
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._options import check_flag
@@ -207,8 +209,7 @@ class _Backward:
     def _dq(self) -> Launch:
         terms = self._terms("dquery")
         config = _backward_config.dq(self.problem, self.device.arch, terms.num_owners)
-        params = _launch.FLASH_BWD_DQ if self.half else _launch.flash_bwd_fma_params(self.problem.dtype, "dquery")
-        return self._launch(config, params, terms)
+        return self._launch(config, self._params_dtype("dquery"), terms)
 
     def _dkdv(self, *gradients: str) -> Launch:
         terms = self._terms(*gradients)
@@ -216,11 +217,12 @@ class _Backward:
             self.problem, self.device.arch, terms.num_owners,
             with_dkey="dkey" in gradients, with_dvalue="dvalue" in gradients,
         )  # fmt: skip
-        params = (
-            _launch.FLASH_BWD_DKDV if self.half
-            else _launch.flash_bwd_fma_params(self.problem.dtype, "dkey", "dvalue")
-        )  # fmt: skip
-        return self._launch(config, params, terms)
+        return self._launch(config, self._params_dtype("dkey", "dvalue"), terms)
+
+    def _params_dtype(self, *gradients: str) -> np.dtype:
+        if self.half:
+            return _launch.flash_bwd_params(*gradients)
+        return _launch.flash_bwd_fma_params(self.problem.dtype, *gradients)
 
     def _terms(self, *gradients: str) -> Summation:
         """What gradients that are summed over the same dimensions are made of."""
@@ -247,7 +249,7 @@ class _Backward:
             seqlen_k=problem.seqlen_k,
             head_dim=problem.head_dim,
             head_dim_v=problem.head_dim_v,
-            causal_shift=problem.causal_shift,
+            **_variant.band(problem),
             **({"scale_log2": problem.softmax_scale * LOG2_E} if self.half else {}),
             scale=problem.softmax_scale,
         )

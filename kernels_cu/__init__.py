@@ -15,14 +15,14 @@ CATALOGUE = {
     "attention_naive_bwd": "its gradients, P, dP and dS in device memory: five kernels, `dweights`, `dscores`, "
     "`dquery`, `dkey` and `dvalue`",
     "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
-    "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
+    "BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
     "flash_bwd_delta": "delta = rowsum(dout * out) - dlse, and for the next two lse in base 2; ELEMENT; "
     "one warp per query",
     "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, NUM_STAGES, WITH_DKEY, WITH_DVALUE; "
     "one block per BLOCK_N keys of one key head",
     "flash_bwd_dq": "dq on tensor cores; constants of flash_fwd, NUM_STAGES; one block per BLOCK_M queries of one head",
     "flash_fwd_fma": "attention, forward, by fused multiply-adds (float32, float64); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
-    "BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL; one block per BLOCK_M queries of one head",
+    "BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT; one block per BLOCK_M queries of one head",
     "flash_bwd_dkdv_fma": "dk, dv by fused multiply-adds; constants of flash_fwd_fma, WITH_DKEY, WITH_DVALUE; "
     "one block per BLOCK_N keys of one key head",
     "flash_bwd_dq_fma": "dq by fused multiply-adds; constants of flash_fwd_fma; "

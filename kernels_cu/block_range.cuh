@@ -1,32 +1,79 @@
-// Which key tiles a query tile visits: [0, interior) hold no masked pair, [interior, end) hold some,
-// and those from `end` on are masked as a whole.
+// Which key tiles a query tile visits: [begin, end). Those in [interior_begin, interior_end) hold no masked pair.
 
 struct KeyTiles {
-    int interior;
+    static constexpr bool BOUNDARY_FIRST = false;   // without a left edge, the last tiles are cut: by the last key, too
+
+    int begin = 0;
+    int interior_begin = 0;
+    int interior_end;
     int end;
 };
 
-__device__ __forceinline__ KeyTiles key_tiles(int first_query, int seqlen_q, int seqlen_k, int causal_shift) {
-    const int last_query = first_query + min(BLOCK_M, seqlen_q - first_query) - 1;
-    const int seen_by_all = max(last_visible_key(first_query, seqlen_k, causal_shift) + 1, 0);
-    const int seen_by_any = max(last_visible_key(last_query, seqlen_k, causal_shift) + 1, 0);
-    return {seen_by_all / BLOCK_N, ceil_div(seen_by_any, BLOCK_N)};
+__device__ __forceinline__ KeyTiles key_tiles(int first_query, const Sequence& sequence) {
+    const int last_query = first_query + min(BLOCK_M, sequence.seqlen_q - first_query) - 1;
+    const int seen_by_all = max(last_visible_key(first_query, sequence.seqlen_k, sequence.band_right) + 1, 0);
+    const int seen_by_any = max(last_visible_key(last_query, sequence.seqlen_k, sequence.band_right) + 1, 0);
+    KeyTiles tiles;
+    tiles.interior_end = seen_by_all / BLOCK_N;
+    tiles.end = ceil_div(seen_by_any, BLOCK_N);
+    if constexpr (BAND_LEFT) {
+        tiles.begin = first_visible_key(first_query, sequence.seqlen_k, sequence.band_left) / BLOCK_N;
+        tiles.interior_begin = ceil_div(first_visible_key(last_query, sequence.seqlen_k, sequence.band_left), BLOCK_N);
+    }
+    if constexpr (LENGTHS)
+        if (last_query < first_query) tiles.end = 0;   // no query of this tile exists
+    return tiles;
 }
 
-// Which query tiles a key tile visits: [begin, interior) hold some masked pair, [interior, end) hold none.
+// Which query tiles a key tile visits, in the same terms.
 struct QueryTiles {
+    static constexpr bool BOUNDARY_FIRST = true;    // without a left edge, the first tiles are cut, if any
+
     int begin;
-    int interior;
+    int interior_begin;
+    int interior_end;
     int end;
 };
 
-__device__ __forceinline__ QueryTiles query_tiles(int first_key, int seqlen_q, int seqlen_k, int causal_shift) {
-    const int end = ceil_div(seqlen_q, BLOCK_M);
-    if (!CAUSAL) return {0, 0, end};
-    const int last_key = first_key + min(BLOCK_N, seqlen_k - first_key) - 1;
-    const int64_t sees_first = max(int64_t(first_key) - causal_shift, int64_t(0));   // the first query that does
-    const int64_t sees_all = max(int64_t(last_key) - causal_shift, int64_t(0));
-    const int begin = int(min(sees_first / BLOCK_M, int64_t(end)));
-    const int interior = int(min((sees_all + BLOCK_M - 1) / BLOCK_M, int64_t(end)));
-    return {begin, interior, end};
+__device__ __forceinline__ QueryTiles query_tiles(int first_key, const Sequence& sequence) {
+    const int num_tiles = ceil_div(sequence.seqlen_q, BLOCK_M);
+    const int last_key = first_key + min(BLOCK_N, sequence.seqlen_k - first_key) - 1;
+    QueryTiles tiles = {0, 0, num_tiles, num_tiles};
+    if constexpr (BAND_RIGHT) {   // query i sees key j iff i >= j - band_right
+        const int64_t sees_first = max(int64_t(first_key) - sequence.band_right, int64_t(0));
+        const int64_t sees_all = max(int64_t(last_key) - sequence.band_right, int64_t(0));
+        tiles.begin = int(min(sees_first / BLOCK_M, int64_t(num_tiles)));
+        tiles.interior_begin = int(min((sees_all + BLOCK_M - 1) / BLOCK_M, int64_t(num_tiles)));
+    }
+    if constexpr (BAND_LEFT) {   // and iff i <= j - band_left
+        const int64_t last_sees_any = int64_t(last_key) - sequence.band_left;
+        const int64_t last_sees_all = int64_t(first_key) - sequence.band_left;
+        tiles.end = int(min(max(last_sees_any + BLOCK_M, int64_t(0)) / BLOCK_M, int64_t(num_tiles)));
+        tiles.interior_end = int(min(max(last_sees_all + 1, int64_t(0)) / BLOCK_M, int64_t(num_tiles)));
+    }
+    if constexpr (LENGTHS)
+        if (last_key < first_key) tiles.end = tiles.begin;   // no key of this tile exists
+    return tiles;
+}
+
+// Calls visit(tile, Constant<whether it may hold masked pairs>) for all tiles in turn.
+template <typename Tiles, typename Visit>
+__device__ __forceinline__ void for_each_tile(const Tiles& tiles, Visit visit) {
+    if constexpr (REMOVES_ANYWHERE) {
+        for (int tile = tiles.begin; tile < tiles.end; ++tile) visit(tile, Constant<true>());
+    } else if constexpr (BAND_LEFT) {
+        for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+            if (tiles.interior_begin <= tile && tile < tiles.interior_end)
+                visit(tile, Constant<false>());
+            else
+                visit(tile, Constant<true>());
+        }
+    } else {
+        int tile = tiles.begin;
+        if constexpr (Tiles::BOUNDARY_FIRST)
+            for (; tile < tiles.interior_begin; ++tile) visit(tile, Constant<true>());
+        for (; tile < tiles.interior_end; ++tile) visit(tile, Constant<false>());
+        if constexpr (!Tiles::BOUNDARY_FIRST)
+            for (; tile < tiles.end; ++tile) visit(tile, Constant<true>());
+    }
 }

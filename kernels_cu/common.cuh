@@ -7,6 +7,7 @@ using int64_t = long long;
 constexpr int WARP_SIZE = 32;
 constexpr uint32_t FULL_WARP = 0xffffffff;
 constexpr int MAX_BATCH_DIMS = 8;
+constexpr int MAX_SEQLEN = 0x7fffffff;
 constexpr float LN2 = 0.693147180559945309f;
 constexpr float LOG2_E = 1.442695040888963407f;
 

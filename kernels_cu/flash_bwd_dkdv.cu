@@ -2,13 +2,23 @@
 //
 // One block owns BLOCK_N keys and walks over the query tiles that see them, of every head and batch
 // that uses these keys, in a fixed order: no atomics. P is rebuilt from lse, transposed, in registers.
-// Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, CAUSAL, and
+// Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, BAND_RIGHT, and
 // WITH_DKEY, WITH_DVALUE: one gradient at a time where both accumulators do not fit the registers.
 
 #include "common.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
 #include "mma.cuh"
+#include "element.cuh"
+
+using Compute = float;
+
+#include "dual.cuh"
+#include "philox.cuh"
+#include "variant.cuh"
+#include "sequence.cuh"
+#include "score.cuh"
+#include "dropout.cuh"
 #include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
@@ -34,9 +44,10 @@ struct Params {
     BatchShape owner, reduced;
     int num_reduced;
     int seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    int band_left, band_right;   // key j is visible to query i iff i + band_left <= j <= i + band_right
     float scale_log2;       // softmax_scale * log2(e)
     float scale;
+    VariantParams<SummedOperand> variant;
 };
 
 // At least one block per multiprocessor: ptxas would spill to have room for more than shared memory has.
@@ -55,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
     const int num_keys = min(BLOCK_N, params.seqlen_k - first_key);
     const int warp_row = warp * M_TILES * MMA_M;
-    const QueryTiles tiles = query_tiles(first_key, params.seqlen_q, params.seqlen_k, params.causal_shift);
+    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const QueryTiles tiles = query_tiles(first_key, sequence);
 
     const FragmentAddress key_address = fragment_address(key_tile, warp_row, lane);
     const FragmentAddress value_address = fragment_address(value_tile, warp_row, lane);
@@ -106,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
                 mma_abt<ELEMENT, HEAD_DIM_V, ValueTile, DoutTile>(dweights, value_address, dout_column + stage);
 
             const TransposedTileMask<M_TILES> mask(
-                int64_t(first_key) + warp_row, tile * BLOCK_M, params.seqlen_q, params.causal_shift, lane);
-            if constexpr (boundary.value && CAUSAL) {
+                int64_t(first_key) + warp_row, tile * BLOCK_M, sequence, lane);
+            if constexpr (boundary.value && BAND_RIGHT) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) ||
                                      holds_nonfinite<ELEMENT>(dout_loader, stage))) {
                     // A query that is not finite has made dS NaN for the keys that it sees.
@@ -151,9 +163,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
             }
         };
         if (tiles.begin < tiles.end) fetch(0);
-        int tile = tiles.begin;
-        for (; tile < tiles.interior; ++tile) visit(tile, Constant<true>());
-        for (; tile < tiles.end; ++tile) visit(tile, Constant<false>());
+        for_each_tile(tiles, visit);
         cp_async_wait_group<0>();
         __syncthreads();   // every warp is done with all tiles, and no copy is under way
     }

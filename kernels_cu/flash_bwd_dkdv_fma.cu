@@ -3,11 +3,21 @@
 // The algorithm of flash_bwd_dkdv.cu with the register tiles of fma.cuh. Q, dO and Q again take turns in
 // one buffer, P^T and dS^T in another. Each tile's products start from zero (two-level sums). Constants: ELEMENT (float
 // or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N,
-// NUM_WARPS, CAUSAL, WITH_DKEY, WITH_DVALUE: one gradient at a time where both do not fit the registers.
+// NUM_WARPS, BAND_RIGHT, WITH_DKEY, WITH_DVALUE: one gradient at a time where both do not fit the registers.
 
 #include "common.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
+#include "element.cuh"
+
+using Compute = ELEMENT;
+
+#include "dual.cuh"
+#include "philox.cuh"
+#include "variant.cuh"
+#include "sequence.cuh"
+#include "score.cuh"
+#include "dropout.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
 
@@ -32,8 +42,9 @@ struct Params {
     BatchShape owner, reduced;
     int num_reduced;
     int seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    int band_left, band_right;   // key j is visible to query i iff i + band_left <= j <= i + band_right
     ELEMENT scale;
+    VariantParams<SummedOperand> variant;
 };
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(const __grid_constant__ Params params) {
@@ -49,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
     const int owner = blockIdx.x / num_key_tiles;
     const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
     const int num_keys = min(BLOCK_N, params.seqlen_k - first_key);
-    const QueryTiles tiles = query_tiles(first_key, params.seqlen_q, params.seqlen_k, params.causal_shift);
+    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const QueryTiles tiles = query_tiles(first_key, sequence);
 
     const int row = first_row(warp, lane), column = lane % ROW_LANES;
     const uint32_t key_address = key_tile.address(row, 0), value_address = value_tile.address(row, 0);
@@ -100,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
             // S^T = K Q^T, P^T = exp(S^T - lse). What is masked is selected, so that no NaN of it survives.
             Scores weights = {};
             multiply_transposed<KeyTile, QueryTile>(weights, key_address, query_address);
-            const TransposedRowMask mask(int64_t(first_key) + row, first_query, num_queries, params.causal_shift);
-            const bool boundary = tile < tiles.interior;
+            const TransposedRowMask mask(int64_t(first_key) + row, first_query, num_queries, sequence.band_right);
+            const bool boundary = tile < tiles.interior_begin;
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
@@ -128,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                     }
             }
             auto spoils_masked_keys = [&](auto tile) {
-                return CAUSAL && boundary && __syncthreads_or(holds_nonfinite<NUM_THREADS>(tile, thread));
+                return BAND_RIGHT && boundary && __syncthreads_or(holds_nonfinite<NUM_THREADS>(tile, thread));
             };
             if (WITH_DVALUE) {   // dV += P^T dO
                 if (spoils_masked_keys(dout_tile)) {

@@ -2,12 +2,22 @@
 //
 // One block owns BLOCK_M queries and walks over the key tiles that they see, as the forward does; P is
 // rebuilt from lse. Where queries are broadcast, it sums over every batch that uses them, in a fixed
-// order. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, CAUSAL.
+// order. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, BAND_RIGHT.
 
 #include "common.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
 #include "mma.cuh"
+#include "element.cuh"
+
+using Compute = float;
+
+#include "dual.cuh"
+#include "philox.cuh"
+#include "variant.cuh"
+#include "sequence.cuh"
+#include "score.cuh"
+#include "dropout.cuh"
 #include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
@@ -33,9 +43,10 @@ struct Params {
     BatchShape owner, reduced;
     int num_reduced;
     int seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    int band_left, band_right;   // key j is visible to query i iff i + band_left <= j <= i + band_right
     float scale_log2;       // softmax_scale * log2(e)
     float scale;
+    VariantParams<SummedOperand> variant;
 };
 
 // At least one block per multiprocessor: ptxas would spill to have room for more than shared memory has.
@@ -54,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
     const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
     const int warp_row = warp * M_TILES * MMA_M;
-    const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
+    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const KeyTiles tiles = key_tiles(first_query, sequence);
 
     const FragmentAddress query_address = fragment_address(query_tile, warp_row, lane);
     const FragmentAddress dout_address = fragment_address(dout_tile, warp_row, lane);
@@ -107,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
             mma_abt<ELEMENT, HEAD_DIM_V, DoutTile, ValueTile>(dweights, dout_address, value_column + stage);
 
             const TileMask<M_TILES> mask(
-                int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
+                int64_t(first_query) + warp_row, tile * BLOCK_N, sequence, lane);
             // Without a causal mask all queries see the same keys, and the branch serves the compiler alone: it keeps
             // the registers of the products before and after it apart.
             if constexpr (boundary.value) {
@@ -147,9 +159,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
             }
         };
         if (tiles.end > 0) fetch(0);
-        int tile = 0;
-        for (; tile < tiles.interior; ++tile) visit(tile, Constant<false>());
-        for (; tile < tiles.end; ++tile) visit(tile, Constant<true>());
+        for_each_tile(tiles, visit);
         cp_async_wait_group<0>();
         __syncthreads();   // every warp is done with all tiles, and no copy is under way
     }

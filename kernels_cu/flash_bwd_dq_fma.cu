@@ -3,11 +3,21 @@
 // The algorithm of flash_bwd_dq.cu with the register tiles of fma.cuh. V and K take turns in one buffer: dP
 // needs V, and then S and dQ need K. Each tile's dS K starts from zero (two-level sums). Constants:
 // ELEMENT (float or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M,
-// BLOCK_N, NUM_WARPS, CAUSAL.
+// BLOCK_N, NUM_WARPS, BAND_RIGHT.
 
 #include "common.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
+#include "element.cuh"
+
+using Compute = ELEMENT;
+
+#include "dual.cuh"
+#include "philox.cuh"
+#include "variant.cuh"
+#include "sequence.cuh"
+#include "score.cuh"
+#include "dropout.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
 
@@ -32,8 +42,9 @@ struct Params {
     BatchShape owner, reduced;
     int num_reduced;
     int seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    int band_left, band_right;   // key j is visible to query i iff i + band_left <= j <= i + band_right
     ELEMENT scale;
+    VariantParams<SummedOperand> variant;
 };
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const __grid_constant__ Params params) {
@@ -50,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
     const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
-    const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
+    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const KeyTiles tiles = key_tiles(first_query, sequence);
 
     const int row = first_row(warp, lane), column = lane % ROW_LANES;
     const uint32_t query_address = query_tile.address(row, 0), dout_address = dout_tile.address(row, 0);
@@ -100,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             // S = Q K^T, dS = P * (dP - delta). What is masked is selected, so that no NaN of it survives.
             Scores scores = {};
             multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
-            const RowMask mask(int64_t(first_query) + row, first_key, num_keys, params.causal_shift);
+            const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence.band_right);
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
@@ -112,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             store_scores(dscore_tile, row, lane, dscores);
             __syncwarp();   // only the lanes of a warp share its rows
 
-            if (CAUSAL && tile >= tiles.interior &&
+            if (BAND_RIGHT && tile >= tiles.interior_end &&
                 __syncthreads_or(holds_nonfinite<NUM_THREADS>(key_tile, thread))) {
                 // Of the queries that see such a key it has made dS NaN.
                 remove_nonfinite<NUM_THREADS>(key_tile, thread);

@@ -3,12 +3,22 @@
 // One block owns BLOCK_M queries of one head and walks over the key tiles that they see. The scores
 // of a tile live in registers only (FlashAttention-2: Dao 2023, algorithm 1): device memory holds no
 // N x N array. Constants: ELEMENT (Half or BFloat16), HEAD_DIM, HEAD_DIM_V (multiples of 16; the true sizes come
-// at run time), BLOCK_M, BLOCK_N, NUM_WARPS, CAUSAL, SCALE_POSITIVE.
+// at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, SCALE_POSITIVE, and those of variant.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
 #include "mma.cuh"
+#include "element.cuh"
+
+using Compute = float;
+
+#include "dual.cuh"
+#include "philox.cuh"
+#include "variant.cuh"
+#include "sequence.cuh"
+#include "score.cuh"
+#include "dropout.cuh"
 #include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
@@ -38,8 +48,10 @@ struct Params {
     float* lse;             // (batch, seqlen_q), natural logarithm; null where it is not wanted
     BatchShape batch;
     int seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
-    float scale_log2;       // softmax_scale * log2(e)
+    int band_left, band_right;   // key j is visible to query i iff i + band_left <= j <= i + band_right
+    float scale_log2;            // softmax_scale * log2(e)
+    float scale;
+    VariantParams<Operand> variant;
 };
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid_constant__ Params params) {
@@ -56,18 +68,24 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     const int batch = blockIdx.x / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
-    const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
+    auto rows = [&](const auto& operand) { return operand.matrix(params.batch, batch); };
+    const Sequence sequence(params, rows);
+    const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
+    if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
     const int warp_row = warp * M_TILES * MMA_M;
-    const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
+    const KeyTiles tiles = key_tiles(first_query, sequence);
 
     TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
-        key_tile, params.key.matrix(params.batch, batch), params.key.row_stride, params.head_dim, thread);
+        key_tile, rows(params.key) + (sequence.first_key + tiles.begin * BLOCK_N) * params.key.row_stride,
+        params.key.row_stride, params.head_dim, thread);
     TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
-        value_tile, params.value.matrix(params.batch, batch), params.value.row_stride, params.head_dim_v, thread);
+        value_tile, rows(params.value) + (sequence.first_key + tiles.begin * BLOCK_N) * params.value.row_stride,
+        params.value.row_stride, params.head_dim_v, thread);
     TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
-        query_tile, params.query.matrix(params.batch, batch) + first_query * params.query.row_stride,
+        query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
         params.query.row_stride, params.head_dim, thread).load_async(num_queries);
-    if (tiles.end > 0) key_loader.load_async(params.seqlen_k);
+    int keys_left = sequence.seqlen_k - tiles.begin * BLOCK_N;   // from the current tile on
+    if (tiles.begin < tiles.end) key_loader.load_async(keys_left);
 
     const FragmentAddress query_address = fragment_address(query_tile, warp_row, lane);
     const FragmentAddress key_address = fragment_address_b(key_tile, 0, lane);
@@ -75,9 +93,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 
     float acc[M_TILES][DIM_TILES][4] = {};
     // A scale that is not positive would make a minimum of the maximum: the scores are multiplied by it beforehand.
-    OnlineSoftmax<M_TILES> softmax(SCALE_POSITIVE ? params.scale_log2 : 1.0f);
-
-    int keys_left = params.seqlen_k;   // from the current tile on
+    OnlineSoftmax<M_TILES> softmax(SCALE_POSITIVE && !PAIR_BY_PAIR ? params.scale_log2 : 1.0f);
+    const ScoreFunction score_function(params, sequence, rows);
+    const Dropout dropout(params, rows);
     auto visit = [&](int tile, auto boundary) {
         float scores[M_TILES][N_TILES][4] = {};
         cp_async_wait_group<0>();
@@ -87,10 +105,18 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         // S = Q K^T
         mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_address);
 
-        if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
-        const TileMask<M_TILES> mask(
-            int64_t(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);
-        if constexpr (boundary.value) mask.apply(scores, lane);
+        const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, sequence, lane);
+        if constexpr (PAIR_BY_PAIR) {
+            for_each_score(scores, first_query + warp_row, tile * BLOCK_N, lane,
+                           [&](float& score, int m, int half, int column, int i, int j) {
+                const bool seen = i < sequence.seqlen_q && j < sequence.seqlen_k &&
+                                  (!boundary.value || mask.visible(m, half, column)) && score_function.keeps(i, j);
+                score = seen ? in_base_2(score_function(score, i, j).value) : -infinity();
+            });
+        } else {
+            if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
+            if constexpr (boundary.value) mask.apply(scores, lane);
+        }
 
         float alpha[M_TILES][2];
         softmax.update_max(scores, alpha);
@@ -109,9 +135,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
             }
 
         cp_async_wait_group<0>();
-        if constexpr (boundary.value && CAUSAL) {
+        if constexpr ((boundary.value && BANDED) || REMOVES_ANYWHERE) {
             if (__syncthreads_or(holds_nonfinite<ELEMENT>(value_loader))) {
-                spread_nonfinite<ELEMENT>(acc, value_tile, mask, lane);
+                if constexpr (REMOVES_ANYWHERE) {
+                    const SeenColumns<M_TILES, N_TILES> seen(
+                        lane, [&](int m, int n, int i) { return scores[m][n][i] != -infinity(); });
+                    spread_nonfinite<ELEMENT>(acc, value_tile, seen, lane);
+                } else {
+                    spread_nonfinite<ELEMENT>(acc, value_tile, mask, lane);
+                }
                 __syncthreads();   // every warp has seen the values
                 remove_nonfinite<ELEMENT>(value_loader);
             }
@@ -125,35 +157,53 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
             if (k == PREFETCH_STEP && tile + 1 < tiles.end) key_loader.load_async(keys_left);
             uint32_t weight[M_TILES][4];
 #pragma unroll
-            for (int m = 0; m < M_TILES; ++m)
+            for (int m = 0; m < M_TILES; ++m) {
                 softmax.exponentiate<ELEMENT>(m, scores[m][2 * k], scores[m][2 * k + 1], weight[m]);
+#if DROPOUT
+                dropout.apply(weight[m], first_query + warp_row + m * MMA_M + lane / 4,
+                              tile * BLOCK_N + k * MMA_K + lane % 4 * 2);
+#endif
+            }
             mma_ab<ELEMENT>(acc, weight, value_address + k * MMA_K * ValueTile::ROW_BYTES);
         }
     };
-    int tile = 0;
-    for (; tile < tiles.interior; ++tile) visit(tile, Constant<false>());
-    for (; tile < tiles.end; ++tile) visit(tile, Constant<true>());
+    for_each_tile(tiles, visit);
 
     // O / l, rounded to 16 bits, through the query tile to rows of 16-byte chunks
     cp_async_wait_group<0>();
     __syncthreads();   // every warp is done with the query tile, which has landed even where there is no key
     softmax.reduce_sum();
+    const int64_t first_row = sequence.first_row(params, batch) + first_query;
+    // Queries that are there but do not count, behind their batch's length, get zeros.
+    const int num_rows = LENGTHS == 1 ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
-            const float inverse = softmax.inverse_sum(m, half);
+            if (LENGTHS == 1 && row >= num_queries) softmax.forget(m, half);
+            const bool stores = lane % 4 == 0 && row < num_rows;
+#if RETURN_MAX
+            if (stores) params.variant.row_max[first_row + row] = softmax.row_max(m, half);
+#endif
+#ifdef SINK
+            const float factor = softmax.add_sink(m, half, Element<SINK>::load(*rows(params.variant.attn_sink)) * LOG2_E);
+            float inverse = factor * softmax.inverse_sum(m, half);
+#else
+            float inverse = softmax.inverse_sum(m, half);
+#endif
+#if DROPOUT
+            inverse *= params.variant.keep_scale;
+#endif
 #pragma unroll
             for (int d = 0; d < DIM_TILES; ++d)
                 st_shared(out_tile.address(row, d) + lane % 4 * 4,
                           cvt_rn_x2<ELEMENT>(mul_rn(acc[m][d][2 * half], inverse),
                                              mul_rn(acc[m][d][2 * half + 1], inverse)));
-            if (params.lse && lane % 4 == 0 && row < num_queries)
-                params.lse[int64_t(batch) * params.seqlen_q + first_query + row] = softmax.log_sum_exp(m, half);
+            if (params.lse && stores) params.lse[first_row + row] = softmax.log_sum_exp(m, half);
         }
     __syncwarp();   // a warp stores only the rows that it wrote
     store_rows<M_TILES * MMA_M>(out_tile, warp_row,
-                                params.out.matrix(params.batch, batch) + first_query * params.out.row_stride,
-                                params.out.row_stride, num_queries, params.head_dim_v, lane);
+                                rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride,
+                                params.out.row_stride, num_rows, params.head_dim_v, lane);
 }

@@ -5,11 +5,21 @@
 // block on most multiprocessors. Weights go through shared memory, from the lane that computed them to those
 // that multiply with them. Each tile's P V starts from zero (two-level sums). Constants: ELEMENT (float or
 // double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N,
-// NUM_WARPS, CAUSAL.
+// NUM_WARPS, BAND_RIGHT.
 
 #include "common.cuh"
 #include "ptx.cuh"
 #include "tile.cuh"
+#include "element.cuh"
+
+using Compute = ELEMENT;
+
+#include "dual.cuh"
+#include "philox.cuh"
+#include "variant.cuh"
+#include "sequence.cuh"
+#include "score.cuh"
+#include "dropout.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
 
@@ -31,8 +41,9 @@ struct Params {
     ELEMENT* lse;           // (batch, seqlen_q), natural logarithm; null where it is not wanted
     BatchShape batch;
     int seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int causal_shift;       // key j is visible to query i iff j <= i + causal_shift
+    int band_left, band_right;   // key j is visible to query i iff i + band_left <= j <= i + band_right
     ELEMENT scale;
+    VariantParams<Operand> variant;
 };
 
 // The maximum of a row that saw no key: finite, for -inf - -inf would be NaN, and below every score.
@@ -51,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
     const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
-    const KeyTiles tiles = key_tiles(first_query, params.seqlen_q, params.seqlen_k, params.causal_shift);
+    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.batch, batch); });
+    const KeyTiles tiles = key_tiles(first_query, sequence);
 
     FmaTileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
         key_tile, params.key.matrix(params.batch, batch), params.key.row_stride, params.head_dim, thread);
@@ -86,14 +98,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         __syncthreads();   // every warp is done with the key tile
         value_loader.load_async(num_keys);
 
-        const RowMask mask(int64_t(first_query) + row, first_key, num_keys, params.causal_shift);
+        const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence.band_right);
         // Scores times the scale, whatever its sign; then their maximum, P = exp(S - max), and its sum.
         ELEMENT alpha[THREAD_ROWS];
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
             for (int n = 0; n < THREAD_COLUMNS; ++n) scores[m][n] *= params.scale;
-        if (tile >= tiles.interior) {
+        if (tile >= tiles.interior_end) {
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
@@ -123,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         cp_async_wait_group<0>();
         __syncthreads();   // the value tile has landed, and so have the weights
 
-        if (CAUSAL && tile >= tiles.interior && __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
+        if (BAND_RIGHT && tile >= tiles.interior_end && __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
             spread_nonfinite(acc, columns, mask);
             __syncthreads();   // every warp has seen the values
             remove_nonfinite<NUM_THREADS>(value_tile, thread);

@@ -1,20 +1,25 @@
 // Masks of score fragments: the visible part of a tile.
 
-// The visible part of a tile, for the two rows that this lane has in each of its 16-row tiles.
+// The band of a tile, for the two rows that this lane has in each of its 16-row tiles.
 template <int M_TILES>
 struct TileMask {
-    int limit[M_TILES][2];   // last visible column of the tile; negative where there is none
+    int last[M_TILES][2];    // visible column of the tile; negative where there is none
+    int first[M_TILES][2];   // of a band with a left edge
 
-    __device__ TileMask(int64_t first_query, int first_key, int seqlen_k, int causal_shift, int lane) {
+    __device__ TileMask(int64_t first_query, int first_key, const Sequence& sequence, int lane) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                limit[m][half] =
-                    last_visible_key(first_query + m * MMA_M + half * 8 + lane / 4, seqlen_k, causal_shift) - first_key;
+            for (int half = 0; half < 2; ++half) {
+                const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4;
+                last[m][half] = last_visible_key(query, sequence.seqlen_k, sequence.band_right) - first_key;
+                first[m][half] = first_visible_key(query, sequence.seqlen_k, sequence.band_left) - first_key;
+            }
     }
 
-    __device__ bool visible(int m, int half, int column) const { return column <= limit[m][half]; }
+    __device__ bool visible(int m, int half, int column) const {
+        return column <= last[m][half] && (!BAND_LEFT || column >= first[m][half]);
+    }
 
     // Removes masked scores: selected, so that not even a NaN among them survives.
     template <int N_TILES>
@@ -29,22 +34,59 @@ struct TileMask {
     }
 };
 
-// The same with keys as rows and queries as columns: query i sees key j iff i >= j - causal_shift.
+// Which columns of a tile are left after every mask, as bits, for the two rows of this lane in each 16-row tile.
+template <int M_TILES, int N_TILES>
+struct SeenColumns {
+    static constexpr int WORDS = ceil_div(N_TILES * MMA_N, 32);
+    uint32_t bits[M_TILES][2][WORDS];
+
+    // seen(m, n, i): whether element i of fragment (m, n) is left. The four lanes of a row put theirs together.
+    template <typename Seen>
+    __device__ SeenColumns(int lane, Seen seen) : bits{} {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int word = 0; word < WORDS; ++word) {
+                    uint32_t own = 0;
+#pragma unroll
+                    for (int n = word * 4; n < min(word * 4 + 4, N_TILES); ++n)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i)
+                            if (seen(m, n, 2 * half + i)) own |= 1u << (n % 4 * MMA_N + lane % 4 * 2 + i);
+                    own |= __shfl_xor_sync(FULL_WARP, own, 1);
+                    own |= __shfl_xor_sync(FULL_WARP, own, 2);
+                    bits[m][half][word] = own;
+                }
+    }
+
+    __device__ bool visible(int m, int half, int column) const { return bits[m][half][column / 32] >> column % 32 & 1; }
+};
+
+// The same with keys as rows and queries as columns: query i sees key j iff j - band_right <= i <= j - band_left.
 template <int M_TILES>
 struct TransposedTileMask {
-    int limit[M_TILES][2];   // first column of the tile that sees this lane's key, BLOCK_M where no query does
+    int first[M_TILES][2];   // column of the tile that sees this lane's key, BLOCK_M where no query does
+    int last[M_TILES][2];    // of a band with a left edge
 
     // The rows behind the last query are zeros, which a key that is not finite would spoil itself with.
-    __device__ TransposedTileMask(int64_t first_key, int first_query, int seqlen_q, int causal_shift, int lane) {
+    __device__ TransposedTileMask(int64_t first_key, int first_query, const Sequence& sequence, int lane) {
+        const int num_queries = sequence.seqlen_q - first_query;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int64_t first = first_key + m * MMA_M + half * 8 + lane / 4 - int64_t(causal_shift) - first_query;
-                limit[m][half] =
-                    first < seqlen_q - first_query ? int(min(max(first, int64_t(0)), int64_t(BLOCK_M))) : BLOCK_M;
+                const int64_t key = first_key + m * MMA_M + half * 8 + lane / 4 - first_query;
+                const int64_t sees_first = key - sequence.band_right, sees_last = key - sequence.band_left;
+                first[m][half] = !BAND_RIGHT                ? 0
+                                 : sees_first < num_queries ? int(min(max(sees_first, int64_t(0)), int64_t(BLOCK_M)))
+                                                            : BLOCK_M;
+                last[m][half] = int(min(max(sees_last, int64_t(-1)), int64_t(num_queries - 1)));
             }
     }
 
-    __device__ bool visible(int m, int half, int column) const { return !CAUSAL || column >= limit[m][half]; }
+    __device__ bool visible(int m, int half, int column) const {
+        return (!BAND_RIGHT || column >= first[m][half]) && (!BAND_LEFT || column <= last[m][half]);
+    }
 };

@@ -84,3 +84,20 @@ __device__ void store_fragments(Tile tile, int first_row, const float (&acc)[M_T
                           cvt_rn_x2<Element>(mul_rn(acc[m][n][2 * half], factor),
                                              mul_rn(acc[m][n][2 * half + 1], factor)));
 }
+
+// Calls visit(score, m, half, column of the tile, row, column) for this lane's elements of fragments whose element (0, 0)
+// is at (first_row, first_column).
+template <int M_TILES, int N_TILES, typename Visit>
+__device__ __forceinline__ void for_each_score(float (&scores)[M_TILES][N_TILES][4], int first_row, int first_column,
+                                               int lane, Visit visit) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int half = i / 2, column = n * MMA_N + lane % 4 * 2 + i % 2;
+                visit(scores[m][n][i], m, half, column, first_row + m * MMA_M + half * 8 + lane / 4,
+                      first_column + column);
+            }
+}

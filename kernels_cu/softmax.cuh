@@ -72,6 +72,26 @@ struct OnlineSoftmax {
             }
     }
 
+    // Joins a logit without a value, in base 2, to the sum of a row; returns the factor for what was accumulated.
+    __device__ float add_sink(int m, int half, float sink_log2) {
+        const float old_max = max_scaled[m][half];
+        max_scaled[m][half] = fmaxf(old_max, sink_log2);
+        const float factor = ex2_approx(old_max - max_scaled[m][half]);
+        row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, ex2_approx(sink_log2 - max_scaled[m][half]));
+        return factor;
+    }
+
+    // Makes a row one that saw no key.
+    __device__ void forget(int m, int half) {
+        max_scaled[m][half] = NO_KEY;
+        row_sum[m][half] = 0.0f;
+    }
+
+    // max_j of the scores, natural.
+    __device__ float row_max(int m, int half) const {
+        return max_scaled[m][half] == NO_KEY ? -infinity() : max_scaled[m][half] * LN2;
+    }
+
     // 1 / l, and 0 for a row that saw no key.
     __device__ float inverse_sum(int m, int half) const {
         return max_scaled[m][half] == NO_KEY ? 0.0f : rcp_approx(row_sum[m][half]);

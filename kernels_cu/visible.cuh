@@ -1,6 +1,11 @@
-// Which keys a query sees: key j is visible to query i iff j <= last_visible_key(i).
+// Which keys a query sees under a band: key j iff first_visible_key(i) <= j <= last_visible_key(i).
 
-__device__ __forceinline__ int last_visible_key(int64_t query, int seqlen_k, int causal_shift) {
-    if (!CAUSAL) return seqlen_k - 1;
-    return int(min(query + causal_shift, int64_t(seqlen_k - 1)));
+__device__ __forceinline__ int last_visible_key(int64_t query, int seqlen_k, int band_right) {
+    if (!BAND_RIGHT) return seqlen_k - 1;
+    return int(min(query + band_right, int64_t(seqlen_k - 1)));
+}
+
+__device__ __forceinline__ int first_visible_key(int64_t query, int seqlen_k, int band_left) {
+    if (!BAND_LEFT) return 0;
+    return int(min(max(query + band_left, int64_t(0)), int64_t(seqlen_k)));
 }

@@ -215,8 +215,8 @@ def compiles(source, arch="sm_80"):
     ("kernel", "defines", "dtype"),
     [
         ("flash_bwd_delta", DEFINES["flash_bwd_delta"], _launch.FLASH_BWD_DELTA),
-        ("flash_bwd_dkdv", DEFINES["flash_bwd_dkdv"], _launch.FLASH_BWD_DKDV),
-        ("flash_bwd_dq", DEFINES["flash_bwd_dq"], _launch.FLASH_BWD_DQ),
+        ("flash_bwd_dkdv", DEFINES["flash_bwd_dkdv"], _launch.flash_bwd_params("dkey", "dvalue")),
+        ("flash_bwd_dq", DEFINES["flash_bwd_dq"], _launch.flash_bwd_params("dquery")),
         ("attention_naive_bwd", {"ELEMENT": "BFloat16"}, _launch.attention_naive_bwd_params(np.dtype(np.float32))),
         ("attention_naive_bwd", {"ELEMENT": "double"}, _launch.attention_naive_bwd_params(np.dtype(np.float64))),
     ],
@@ -294,7 +294,7 @@ def test_a_launch_carries_addresses_strides_and_sizes(gpu):
     assert dkey["query"]["owner_stride"][0] == 2 * 9 * 64 and dkey["query"]["reduced_stride"][0] == 9 * 64
     assert dvalue["dvalue"]["data"] == gradients.dv.data.ptr and dvalue["num_reduced"] == 12
     assert dvalue["owner"]["ndim"] == 0 and dvalue["delta"]["reduced_stride"].tolist()[:2] == [18, 9]
-    assert dkey["causal_shift"] == -2 and dkey["scale"] == np.float32(1 / 8)
+    assert dkey["band_right"] == -2 and dkey["scale"] == np.float32(1 / 8)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_the_other_kernels_compile_to_cubins(arch):
         (
             "flash_fwd",
             _config.flash_fwd_defines(np.dtype(np.float16), 64, 64, causal=True, scale_positive=True, arch="sm_80"),
-            _launch.FLASH_FWD,
+            _launch.flash_fwd_params(),
         ),
         ("strided_copy", {"ELEMENT_BYTES": 2}, _launch.STRIDED_COPY),
         ("attention_naive", {"ELEMENT": "Half"}, _launch.attention_naive_params(np.dtype(np.float32))),

@@ -150,7 +150,7 @@ def test_the_variants_hold_every_kernel():
     for tested, file, _, defines, grid in all_launches:
         constants = dict(defines)
         elements.setdefault(file, set()).add(constants.get("ELEMENT", constants.get("ELEMENT_BYTES")))
-        masks.setdefault(file, set()).add(constants.get("CAUSAL"))
+        masks.setdefault(file, set()).add(constants.get("BAND_RIGHT"))
         archs.setdefault(file, set()).add(tested.arch)
         lengths = tested.problem.forward
         if "BLOCK_M" in constants and grid > 1:

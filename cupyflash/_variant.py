@@ -1,0 +1,141 @@
+"""What kernels are told of a call's options: constants, and the members of ``VariantParams`` in variant.cuh.
+
+An option that is off has neither. The optional operands' layouts are those of any other operand of the call: with
+strides for each batch in the forward, and split into owners and reduced ones in the backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cupyflash._arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from cupyflash._options import DROPOUT_STEPS
+from cupyflash._problem import MAX_SEQLEN, Layout, Problem
+
+#: Names of the element types in the kernels.
+ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
+
+#: C++ name of the constant that holds an operand's element type.
+_ELEMENT_CONSTANTS = {"bias": "BIAS", "alibi_slopes": "ALIBI", "attn_sink": "SINK"}
+_PHILOX = np.dtype([("key_low", np.uint32), ("key_high", np.uint32)])
+_LENGTHS = ("seqlens_q", "seqlens_k")
+_PAIR_OPERANDS = ("mask", "bias")  # one value for each query and key
+
+
+def defines(problem: Problem, *, return_max: bool = False) -> dict[str, int | str]:
+    """Constants of the options that are on."""
+    left, right = problem.window
+    constants: dict[str, int | str] = {"BAND_RIGHT": int(right is not None)}
+    if left is not None:
+        constants["BAND_LEFT"] = 1
+    if _with_lengths(problem):
+        constants["LENGTHS"] = 1
+    for name, constant in (("softcap", "SOFTCAP"), ("dropout_p", "DROPOUT")):
+        if getattr(problem, name):
+            constants[constant] = 1
+    if "mask" in problem.operands:
+        constants["MASK"] = 1
+    for name, constant in _ELEMENT_CONSTANTS.items():
+        if name in problem.operands:
+            constants[constant] = ELEMENT[problem.operands[name].dtype]
+    if return_max:
+        constants["RETURN_MAX"] = 1
+    return constants
+
+
+def pair_by_pair(problem: Problem) -> bool:
+    """Whether kernels compute each score by its indices, and not from the product alone (``PAIR_BY_PAIR``)."""
+    return problem.softcap is not None or any(name in problem.operands for name in ("mask", "bias", "alibi_slopes"))
+
+
+def band(problem: Problem) -> dict[str, int]:
+    """Query i sees key j iff i + band_left <= j <= i + band_right; with lengths, they shift the band themselves."""
+    left, right = problem.window
+    shift = 0 if _with_lengths(problem) else problem.shift
+    return {
+        "band_left": max(-MAX_SEQLEN, shift - (left or 0)),
+        "band_right": min(MAX_SEQLEN, shift + (right or 0)),
+    }
+
+
+def arrays(problem: Problem, device: Any) -> dict[str, Any]:
+    """The optional operands that kernels read, on the device."""
+    return {name: device.from_host(array) if name in _LENGTHS else array for name, array in problem.operands.items()}
+
+
+def layouts(problem: Problem) -> dict[str, Layout]:
+    """Their layouts, and that of the batches' numbers: an operand at address 0, one byte for each batch."""
+    result = dict(problem.layouts)
+    if _with_batch_number(problem):
+        sizes = problem.batch_shape
+        strides = tuple(math.prod(sizes[axis + 1 :]) if size > 1 else 0 for axis, size in enumerate(sizes))
+        result["batch_number"] = Layout(strides, 0, 0)
+    return result
+
+
+def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = False) -> np.dtype:
+    """``VariantParams`` over operands of this structure; an empty structure is one byte."""
+    compute = problem.lse_dtype
+    pairs = np.dtype([("operand", operand), ("column_stride", np.int64)], align=True)
+    fields: list[tuple[str, Any]] = []
+    if _with_lengths(problem):
+        fields += [*((name, operand) for name in _LENGTHS), ("bottom_right", np.int32)]
+    if problem.softcap is not None:
+        fields.append(("softcap", compute))
+    fields += [(name, pairs) for name in _PAIR_OPERANDS if name in problem.operands]
+    if "alibi_slopes" in problem.operands:
+        fields += [("alibi_slopes", operand), ("shift", np.int32)]
+    if "attn_sink" in problem.operands:
+        fields.append(("attn_sink", operand))
+    if problem.dropout_p:
+        fields += [("philox", _PHILOX), ("drop_below", np.uint32), ("keep_scale", compute)]
+    if _with_batch_number(problem):
+        fields += [("batch_number", operand), ("num_heads", np.int32)]
+    if return_max:
+        fields.append(("row_max", np.uint64))
+    return np.dtype(fields or [("empty", np.uint8)], align=True)
+
+
+def params(problem: Problem, operands: Mapping[str, dict[str, Any]], row_max: int | None = None) -> dict[str, Any]:
+    """Values of ``VariantParams``; ``operands`` has those of each optional operand's structure, with its address."""
+    values: dict[str, Any] = {}
+    if _with_lengths(problem):
+        values |= {name: operands[name] for name in _LENGTHS if name in operands}
+        values["bottom_right"] = problem.bottom_right
+    if problem.softcap is not None:
+        values["softcap"] = problem.softcap
+    for name in _PAIR_OPERANDS:
+        if name in operands:
+            values[name] = {"operand": operands[name], "column_stride": problem.layouts[name].column_stride}
+    if "alibi_slopes" in operands:
+        values |= {"alibi_slopes": operands["alibi_slopes"], "shift": problem.shift}
+    if "attn_sink" in operands:
+        values["attn_sink"] = operands["attn_sink"]
+    if problem.dropout_p:
+        values |= {
+            "philox": {"key_low": problem.seed % 2**32, "key_high": problem.seed // 2**32},
+            "drop_below": round(problem.dropout_p * DROPOUT_STEPS),
+            "keep_scale": 1 / (1 - problem.dropout_p),
+        }
+    if _with_batch_number(problem):
+        values |= {"batch_number": operands["batch_number"], "num_heads": num_heads(problem)}
+    if row_max is not None:
+        values["row_max"] = row_max
+    return values
+
+
+def num_heads(problem: Problem) -> int:
+    """Of the result: with 4 dimensions or more, axis -3 is heads."""
+    return problem.leading_shape[-1] if len(problem.leading_shape) >= 2 else 1
+
+
+def _with_lengths(problem: Problem) -> bool:
+    return any(name in problem.operands for name in _LENGTHS)
+
+
+def _with_batch_number(problem: Problem) -> bool:
+    return problem.dropout_p > 0

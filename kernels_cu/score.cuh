@@ -1,0 +1,64 @@
+// The final score of a pair, from the product q . k: scaled, capped, biased.
+
+struct ScoreFunction {
+    Compute scale;
+#if SOFTCAP
+    Compute cap;
+#endif
+#ifdef BIAS
+    PairValues<Element<BIAS>::Bits> bias;
+#endif
+#ifdef ALIBI
+    Compute slope;
+    int shift;
+#endif
+#if MASK
+    PairValues<unsigned char> mask;
+#endif
+
+    // `rows` gives an operand's matrix for this batch.
+    template <typename Params, typename Rows>
+    __device__ ScoreFunction(const Params& params, const Sequence& sequence, Rows rows) : scale(params.scale) {
+#if SOFTCAP
+        cap = params.variant.softcap;
+#endif
+#ifdef BIAS
+        bias = params.variant.bias.of_batch(rows);
+#endif
+#ifdef ALIBI
+        slope = Compute(Element<ALIBI>::load(*rows(params.variant.alibi_slopes)));
+        shift = sequence.shift;
+#endif
+#if MASK
+        mask = params.variant.mask.of_batch(rows);
+#endif
+    }
+
+    // Of query i and key j, which both exist.
+    __device__ __forceinline__ Dual operator()(Compute product, int i, int j) const {
+        Dual score = {product * scale, Compute(1)};
+#if SOFTCAP
+        score = softcapped(score, cap);
+#endif
+#ifdef BIAS
+        score.value += Compute(Element<BIAS>::load(bias(i, j)));
+#endif
+#ifdef ALIBI
+        score.value = fma(-slope, Compute(abs(int64_t(i) + shift - j)), score.value);
+#endif
+        return score;
+    }
+
+    // Whether masks that are given pair by pair leave this one.
+    __device__ __forceinline__ bool keeps(int i, int j) const {
+#if MASK
+        if (!mask(i, j)) return false;
+#endif
+        return true;
+    }
+};
+
+// A score in base 2 for ex2. One that is finite stays so: a large negative bias is a number, only -inf removes.
+__device__ __forceinline__ float in_base_2(float score) {
+    return score == -infinity() ? score : fmaxf(score * LOG2_E, -3.4e38f);
+}

@@ -1,0 +1,47 @@
+// The queries and keys of one matrix of the batch, where not all rows count, and which keys a query sees:
+// query i sees key j iff i + band_left <= j <= i + band_right, as far as the band has these edges.
+
+struct Sequence {
+    int seqlen_q, seqlen_k;
+    int64_t first_query = 0, first_key = 0;   // rows before this sequence's in packed operands
+    int shift = 0;                            // the diagonal: query i at key i + shift
+    int band_left, band_right;
+
+    // `rows` gives an operand's matrix for this batch.
+    template <typename Params, typename Rows>
+    __device__ __forceinline__ Sequence(const Params& params, Rows rows)
+        : seqlen_q(params.seqlen_q),
+          seqlen_k(params.seqlen_k),
+          band_left(params.band_left),
+          band_right(params.band_right) {
+#if LENGTHS == 1
+        if (params.variant.seqlens_q.data) seqlen_q = *rows(params.variant.seqlens_q);
+        if (params.variant.seqlens_k.data) seqlen_k = *rows(params.variant.seqlens_k);
+#elif LENGTHS == 2
+        const int* offset_q = rows(params.variant.seqlens_q);
+        const int* offset_k = rows(params.variant.seqlens_k);
+        first_query = offset_q[0], first_key = offset_k[0];
+        seqlen_q = offset_q[1] - offset_q[0], seqlen_k = offset_k[1] - offset_k[0];
+#endif
+#if LENGTHS
+        if (params.variant.bottom_right) shift = seqlen_k - seqlen_q;
+        band_left = clamped(int64_t(band_left) + shift);
+        band_right = clamped(int64_t(band_right) + shift);
+#elif defined(ALIBI)
+        shift = params.variant.shift;
+#endif
+    }
+
+    // Where row 0 of the batch lies in arrays of one value per query.
+    template <typename Params>
+    __device__ __forceinline__ int64_t first_row(const Params& params, int batch) const {
+#if LENGTHS == 2
+        return batch % params.variant.num_heads * params.variant.total_queries + first_query;
+#else
+        return int64_t(batch) * params.seqlen_q;
+#endif
+    }
+
+    // Beyond all rows either way, an edge stays so.
+    static __device__ int clamped(int64_t edge) { return int(min(max(edge, int64_t(-MAX_SEQLEN)), int64_t(MAX_SEQLEN))); }
+};

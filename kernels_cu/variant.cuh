@@ -1,0 +1,113 @@
+// What a call may do to its scores, each a compile-time constant: what is off leaves no instruction behind.
+//
+//   BAND_LEFT, BAND_RIGHT   queries see keys from, or up to, a diagonal only
+//   LENGTHS                 1: each batch has its own lengths; 2: its rows are a part of packed ones
+//   SOFTCAP                 scores become cap * tanh(score / cap)
+//   BIAS, ALIBI, SINK       element types of the operand
+//   MASK, DROPOUT           a bool for each pair; random ones
+//
+// Their order: scale, softcap, bias, ALiBi; masks; sink; softmax; dropout.
+
+#ifndef BAND_LEFT
+#define BAND_LEFT 0
+#endif
+#ifndef LENGTHS
+#define LENGTHS 0
+#endif
+#ifndef SOFTCAP
+#define SOFTCAP 0
+#endif
+#ifndef MASK
+#define MASK 0
+#endif
+#ifndef DROPOUT
+#define DROPOUT 0
+#endif
+#ifndef RETURN_MAX
+#define RETURN_MAX 0
+#endif
+
+constexpr bool BANDED = BAND_LEFT || BAND_RIGHT;
+
+#ifdef BIAS
+constexpr bool WITH_BIAS = true;
+#else
+constexpr bool WITH_BIAS = false;
+#endif
+#ifdef ALIBI
+constexpr bool WITH_ALIBI = true;
+#else
+constexpr bool WITH_ALIBI = false;
+#endif
+#ifdef SINK
+constexpr bool WITH_SINK = true;
+#else
+constexpr bool WITH_SINK = false;
+#endif
+
+constexpr bool CHANGES_SCORES = SOFTCAP || WITH_BIAS || WITH_ALIBI;
+// Whether a pair may be removed in any tile, not only where a band or the last key cuts it.
+constexpr bool REMOVES_ANYWHERE = MASK || WITH_BIAS;
+// Whether each pair is looked at by itself, by its indices.
+constexpr bool PAIR_BY_PAIR = CHANGES_SCORES || REMOVES_ANYWHERE;
+
+// One value for each pair of a query and a key, in any layout: of all batches, and of one.
+template <typename T>
+struct PairValues {
+    const T* data;
+    int64_t row_stride, column_stride;
+
+    __device__ __forceinline__ T operator()(int i, int j) const { return data[i * row_stride + j * column_stride]; }
+};
+
+template <template <typename> class OperandOf, typename T>
+struct PairOperand {
+    OperandOf<const T> operand;
+    int64_t column_stride;
+
+    // `rows` gives an operand's matrix for this batch.
+    template <typename Rows>
+    __device__ PairValues<T> of_batch(Rows rows) const { return {rows(operand), operand.row_stride, column_stride}; }
+};
+
+// What the variants that are on read. OperandOf: Operand in the forward, SummedOperand in the backward.
+template <template <typename> class OperandOf>
+struct VariantParams {
+#if LENGTHS == 1
+    OperandOf<const int> seqlens_q, seqlens_k;   // null: all rows count
+#elif LENGTHS == 2
+    OperandOf<const int> seqlens_q, seqlens_k;   // the offsets of a sequence's first row and of the next one's
+    int64_t total_queries;
+#endif
+#if LENGTHS
+    int bottom_right;                            // whether the diagonal ends at the last key, not starts at the first
+#endif
+#if SOFTCAP
+    Compute softcap;
+#endif
+#if MASK
+    PairOperand<OperandOf, unsigned char> mask;
+#endif
+#ifdef BIAS
+    PairOperand<OperandOf, Element<BIAS>::Bits> bias;
+#endif
+#ifdef ALIBI
+    OperandOf<const Element<ALIBI>::Bits> alibi_slopes;
+    int shift;                                   // of the diagonal, where lengths do not tell
+#endif
+#ifdef SINK
+    OperandOf<const Element<SINK>::Bits> attn_sink;
+#endif
+#if DROPOUT
+    Philox philox;
+    uint32_t drop_below;                         // a pair is kept iff its word is at least this
+    Compute keep_scale;                          // 1 / (1 - p)
+#endif
+#if DROPOUT || LENGTHS == 2
+    OperandOf<const char> batch_number;          // at address 0, one byte for each matrix of the result
+    int num_heads;                               // of the result: batch number = batch * num_heads + head
+#endif
+#if RETURN_MAX
+    Compute* row_max;                            // as lse
+#endif
+};
