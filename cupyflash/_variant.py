@@ -14,7 +14,8 @@ import numpy as np
 
 from cupyflash._arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupyflash._options import DROPOUT_STEPS
-from cupyflash._problem import MAX_SEQLEN, Layout, Problem
+from cupyflash._problem import Layout, Problem
+from cupyflash._shapes import MAX_SEQLEN
 
 #: Names of the element types in the kernels.
 ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
