@@ -148,6 +148,39 @@ def test_exp_and_log(function):
                 assert error <= 2.0**-102 * max(abs(right), function == "log")
 
 
+@pytest.mark.parametrize("exponent", [-1000, -300, -60, -8, -2, -1, 0, 1, 3, 6, 9, 1000])
+def test_tanh(exponent):
+    """Relative, for small and large arguments, and about 1/2, where the formula changes."""
+    rng = np.random.default_rng(2)
+    x = numbers(rng, (200,), offset=exponent)
+    result = np.tanh(x)
+    with mpmath.workprec(1500):  # 1 - tanh of the largest ones does not count
+        for given, high, low in zip(exact(x), result.high, result.low, strict=True):
+            right = mpmath.tanh(mpmath.mpf(given.numerator) / given.denominator)
+            error = abs(mpmath.mpf(float(high)) + mpmath.mpf(float(low)) - right)
+            assert error <= 2.0**-102 * abs(right)
+
+
+@given(seed=seeds, spread=spreads)
+def test_magnitude_and_maximum(seed, spread):
+    rng = np.random.default_rng(seed)
+    a, b = (numbers(rng, (20,), spread) for _ in range(2))
+    b.high[::2] = a.high[::2]  # the low part decides
+    exact_a, exact_b = exact(a), exact(b)
+    assert (exact(abs(a)) == np.abs(exact_a)).all()
+    assert (exact(np.maximum(a, b)) == np.maximum(exact_a, exact_b)).all()
+    assert (exact(np.maximum(a, 0)) == np.maximum(exact_a, 0)).all()
+
+
+def test_assignment():
+    rng = np.random.default_rng(3)
+    x, part = DoubleDouble(np.zeros((3, 4))), numbers(rng, (2, 2))
+    x[1:, ::2] = part
+    assert (exact(x)[1:, ::2] == exact(part)).all() and not exact(x)[0].any() and not exact(x)[:, 1::2].any()
+    x[1] = 3.0
+    assert (exact(x)[1] == 3).all() and (exact(x)[2, ::2] == exact(part)[1]).all()
+
+
 def test_known_values():
     one = DoubleDouble(np.ones(()))
     assert float(np.exp(one).high) == 2.718281828459045 and float(np.exp(one).low) == 1.4456468917292502e-16
@@ -170,6 +203,12 @@ def test_what_is_not_finite_is_as_in_float64():
         extremes = np.array([-np.inf, np.inf, np.nan, -1e300, 1e300, -800.0, 800.0])
         np.testing.assert_array_equal(np.asarray(np.exp(DoubleDouble(extremes))), np.exp(extremes))
         np.testing.assert_array_equal(np.asarray(np.log(DoubleDouble(values[[0, 4, 6]]))), [-np.inf, np.inf, np.nan])
+        np.testing.assert_array_equal(np.asarray(np.tanh(DoubleDouble(extremes))), np.tanh(extremes))
+        np.testing.assert_array_equal(np.signbit(np.tanh(DoubleDouble(values[:2])).high), [False, True])
+        np.testing.assert_array_equal(np.asarray(abs(DoubleDouble(values))), np.abs(values))
+        largest = np.maximum(DoubleDouble(a), DoubleDouble(b))
+        np.testing.assert_array_equal(largest.high, np.maximum(a, b))
+        assert not largest.low.any()
 
 
 def test_a_matrix_product_is_spoilt_only_where_it_meets_what_is_not_finite():
