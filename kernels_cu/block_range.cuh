@@ -18,7 +18,8 @@ __device__ __forceinline__ KeyTiles key_tiles(int first_query, const Sequence& s
     tiles.end = ceil_div(seen_by_any, BLOCK_N);
     if constexpr (BAND_LEFT) {
         tiles.begin = first_visible_key(first_query, sequence.seqlen_k, sequence.band_left) / BLOCK_N;
-        tiles.interior_begin = ceil_div(first_visible_key(last_query, sequence.seqlen_k, sequence.band_left), BLOCK_N);
+        const int seen_by_last = first_visible_key(last_query, sequence.seqlen_k, sequence.band_left);
+        tiles.interior_begin = min(ceil_div(seen_by_last, BLOCK_N), tiles.end);
     }
     if constexpr (LENGTHS)
         if (last_query < first_query) tiles.end = 0;   // no query of this tile exists
@@ -62,11 +63,13 @@ __device__ __forceinline__ void for_each_tile(const Tiles& tiles, Visit visit) {
     if constexpr (REMOVES_ANYWHERE) {
         for (int tile = tiles.begin; tile < tiles.end; ++tile) visit(tile, Constant<true>());
     } else if constexpr (BAND_LEFT) {
-        for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-            if (tiles.interior_begin <= tile && tile < tiles.interior_end)
-                visit(tile, Constant<false>());
-            else
-                visit(tile, Constant<true>());
+        // Tiles that an edge cuts lie on both sides of the interior ones: one loop body serves both.
+        int tile = tiles.begin, interior = tiles.interior_begin;
+        while (true) {
+            for (; tile < interior; ++tile) visit(tile, Constant<true>());
+            if (tile >= tiles.end) break;
+            for (; tile < tiles.interior_end; ++tile) visit(tile, Constant<false>());
+            interior = tiles.end;
         }
     } else {
         int tile = tiles.begin;
