@@ -160,7 +160,10 @@ class DeviceArray:
 
     def __init__(self, array):
         self.array = np.asarray(array)
-        self.shape, self.size = self.array.shape, self.array.size
+        self.shape, self.ndim, self.size = self.array.shape, self.array.ndim, self.array.size
+
+    def __len__(self):
+        return len(self.array)
 
     def astype(self, dtype):
         return DeviceArray(self.array.astype(dtype))
