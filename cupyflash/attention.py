@@ -39,7 +39,6 @@ def attention(
     return_lse: bool = False,
     return_max: bool = False,
     out=None,
-    **options,
 ):
     """softmax(softmax_scale * q @ k.T) @ v, without ever storing the scores.
 
