@@ -22,6 +22,7 @@ FORWARD_HALF = frozenset(
         "seqlens_k",
         "dropout_p",
         "return_max",
+        "cu_seqlens",
     }
 )
 BACKWARD: frozenset[str] = frozenset()

@@ -22,6 +22,7 @@ ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "do
 
 #: C++ name of the constant that holds an operand's element type.
 _ELEMENT_CONSTANTS = {"bias": "BIAS", "alibi_slopes": "ALIBI", "attn_sink": "SINK"}
+PADDED, PACKED = 1, 2  # values of LENGTHS
 _PHILOX = np.dtype([("key_low", np.uint32), ("key_high", np.uint32)])
 _LENGTHS = ("seqlens_q", "seqlens_k")
 _PAIR_OPERANDS = ("mask", "bias")  # one value for each query and key
@@ -34,7 +35,7 @@ def defines(problem: Problem, *, return_max: bool = False) -> dict[str, int | st
     if left is not None:
         constants["BAND_LEFT"] = 1
     if _with_lengths(problem):
-        constants["LENGTHS"] = 1
+        constants["LENGTHS"] = PACKED if problem.packed else PADDED
     for name, constant in (("softcap", "SOFTCAP"), ("dropout_p", "DROPOUT")):
         if getattr(problem, name):
             constants[constant] = 1
@@ -65,12 +66,19 @@ def band(problem: Problem) -> dict[str, int]:
 
 def arrays(problem: Problem, device: Any) -> dict[str, Any]:
     """The optional operands that kernels read, on the device."""
-    return {name: device.from_host(array) if name in _LENGTHS else array for name, array in problem.operands.items()}
+    result = {name: device.from_host(array) if name in _LENGTHS else array for name, array in problem.operands.items()}
+    if problem.packed:
+        offsets = problem.packed.offsets_q, problem.packed.offsets_k
+        result |= {name: device.from_host(array) for name, array in zip(_LENGTHS, offsets, strict=True)}
+    return result
 
 
 def layouts(problem: Problem) -> dict[str, Layout]:
     """Their layouts, and that of the batches' numbers: an operand at address 0, one byte for each batch."""
     result = dict(problem.layouts)
+    if problem.packed:  # one sequence starts at each offset
+        per_sequence = (int(problem.packed.num_seqs > 1), *(0 for _ in problem.batch_shape[1:]))
+        result |= dict.fromkeys(_LENGTHS, Layout(per_sequence, 0, 0))
     if _with_batch_number(problem):
         sizes = problem.batch_shape
         strides = tuple(math.prod(sizes[axis + 1 :]) if size > 1 else 0 for axis, size in enumerate(sizes))
@@ -84,7 +92,10 @@ def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = Fals
     pairs = np.dtype([("operand", operand), ("column_stride", np.int64)], align=True)
     fields: list[tuple[str, Any]] = []
     if _with_lengths(problem):
-        fields += [*((name, operand) for name in _LENGTHS), ("bottom_right", np.int32)]
+        fields += [(name, operand) for name in _LENGTHS]
+        if problem.packed:
+            fields.append(("total_queries", np.int64))
+        fields.append(("bottom_right", np.int32))
     if problem.softcap is not None:
         fields.append(("softcap", compute))
     fields += [(name, pairs) for name in _PAIR_OPERANDS if name in problem.operands]
@@ -107,6 +118,8 @@ def params(problem: Problem, operands: Mapping[str, dict[str, Any]], row_max: in
     if _with_lengths(problem):
         values |= {name: operands[name] for name in _LENGTHS if name in operands}
         values["bottom_right"] = problem.bottom_right
+        if problem.packed:
+            values["total_queries"] = problem.packed.total_q
     if problem.softcap is not None:
         values["softcap"] = problem.softcap
     for name in _PAIR_OPERANDS:
@@ -135,8 +148,8 @@ def num_heads(problem: Problem) -> int:
 
 
 def _with_lengths(problem: Problem) -> bool:
-    return any(name in problem.operands for name in _LENGTHS)
+    return problem.packed is not None or any(name in problem.operands for name in _LENGTHS)
 
 
 def _with_batch_number(problem: Problem) -> bool:
-    return problem.dropout_p > 0
+    return problem.dropout_p > 0 or problem.packed is not None

@@ -201,7 +201,8 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
     before: list[Launch] = []
     after: list[Launch] = []
     arrays, layouts = {}, {}
-    rows_q, rows_k = problem.seqlen_q, problem.seqlen_k
+    packed = problem.packed
+    rows_q, rows_k = (packed.total_q, packed.total_k) if packed else (problem.seqlen_q, problem.seqlen_k)
     for name, array, layout, rows, columns in (
         ("query", q, problem.q, rows_q, problem.head_dim),
         ("key", k, problem.k, rows_k, problem.head_dim),
@@ -236,8 +237,8 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         **{name: operands[name] for name in ("query", "key", "value", "out")},
         lse=0 if lse is None else device.address(lse),
         batch=_launch.batch_shape(sizes),
-        seqlen_q=rows_q,
-        seqlen_k=rows_k,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         **_variant.band(problem),
