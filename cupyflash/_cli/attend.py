@@ -42,7 +42,21 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--names", nargs=3, metavar=("Q", "K", "V"), help="names of the arrays in an .npz input")
     parser.add_argument("--lse", type=Path, metavar="FILE", help="also write the log-sum-exp of each row, .npy")
     parser.add_argument("--causal", action="store_true", help="query i sees the keys j <= i + shift")
-    parser.add_argument("--align", choices=("bottom-right", "top-left"), help="shift S - L, or 0; with --causal")
+    parser.add_argument("--align", choices=("bottom-right", "top-left"), help="shift S - L, or 0, of causal and window")
+    parser.add_argument(
+        "--window",
+        nargs=2,
+        type=_side,
+        metavar=("LEFT", "RIGHT"),
+        help="query i sees the keys i + shift - LEFT to i + shift + RIGHT; 'all' leaves a side open",
+    )
+    parser.add_argument("--mask", type=Path, metavar="FILE", help="bool .npy, broadcast to (..., L, S): True = attend")
+    parser.add_argument(
+        "--bias", type=Path, metavar="FILE", help="float .npy, broadcast to (..., L, S), added to scores"
+    )
+    parser.add_argument("--softcap", type=float, metavar="X", help="scores become X tanh(score / X)")
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="probability to drop a weight")
+    parser.add_argument("--seed", type=int, metavar="N", help="which weights are dropped; with --dropout")
     parser.add_argument("--softmax-scale", type=float, metavar="X", help="default 1 / sqrt(D)")
     parser.add_argument("--dtype", choices=tuple(_DTYPES), help="what the kernel computes in")
     parser.add_argument("--raw-bfloat16", action="store_true", help="write a bfloat16 result as V2")
@@ -61,12 +75,14 @@ def run(args: argparse.Namespace) -> None:
     arrays = files.read_operands(args.inputs, args.names or ("q", "k", "v"))
     dtype = _DTYPES.get(args.dtype)
     q, k, v = (files.as_element(array, name, dtype) for name, array in arrays.items())
+    mask = None if args.mask is None else files.read_npy(args.mask)
+    bias = None if args.bias is None else _read_bias(args.bias, dtype)
     if args.raw_bfloat16 and q.dtype != _DTYPES["bfloat16"]:
         raise CommandError(f"--raw-bfloat16: the result is {q.dtype}; --dtype bfloat16 computes in bfloat16")
 
     place = device.choose(args.device, args.arch)
     start = time.perf_counter()
-    out, lse = _attention(args, place, q, k, v)
+    out, lse = _attention(args, place, q, k, v, mask=mask, bias=bias)
     seconds = time.perf_counter() - start
     stored = out
     if out.dtype == _DTYPES["bfloat16"]:
@@ -95,20 +111,38 @@ def _check_outputs(args: argparse.Namespace) -> dict[Path, str]:
         if lse_target == target:
             raise CommandError(f"--lse {args.lse}: is the output for out as well")
         outputs[lse_target] = "lse"
-    for path in args.inputs:
-        if path.resolve() in outputs:
+    for path in (*args.inputs, args.mask, args.bias):
+        if path is not None and path.resolve() in outputs:
             raise CommandError(f"{path}: is an input and an output; the output needs another name")
     return outputs
 
 
-def _attention(args: argparse.Namespace, place: device.Device, q, k, v) -> tuple[np.ndarray, np.ndarray]:
+def _side(text: str) -> int | None:
+    """One side of a window."""
+    if text != "all" and not files.is_natural(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number of at least 0 nor 'all'")
+    return None if text == "all" else int(text)
+
+
+def _read_bias(path: Path, dtype: np.dtype | None) -> np.ndarray:
+    """In its own dtype; opaque bytes are what the inputs' are."""
+    array = files.read_npy(path)
+    return files.as_element(array, f"{path} (bias)", dtype if array.dtype == files.OPAQUE else None)
+
+
+def _attention(args: argparse.Namespace, place: device.Device, q, k, v, **optional) -> tuple[np.ndarray, np.ndarray]:
     try:
         with place.working("attention"):
             out, lse = attention(
                 *(place.to_device(x) for x in (q, k, v)),
+                **{name: None if x is None else place.to_device(x) for name, x in optional.items()},
                 softmax_scale=args.softmax_scale,
                 causal=args.causal,
+                window_size=args.window,
                 align=args.align,
+                softcap=args.softcap,
+                dropout_p=args.dropout,
+                seed=args.seed,
                 return_lse=True,
             )
             return place.to_host(out), place.to_host(lse)
