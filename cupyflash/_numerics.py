@@ -82,3 +82,6 @@ def _checked_tile(tile: Any) -> tuple[int, int]:
         if size <= 0 or size % TILE_STEP:
             raise ValueError(f"tile: {size} in {tile!r} is not a positive multiple of {TILE_STEP}")
     return int(tile[0]), int(tile[1])
+
+
+PLAIN = Numerics()

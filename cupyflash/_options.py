@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, check_same_place
-from cupyflash._numerics import Numerics
+from cupyflash._numerics import PLAIN, Numerics
 
 Align = Literal["bottom-right", "top-left"]
 Window = tuple[int | None, int | None]
@@ -164,7 +164,7 @@ def check_split_size(split_size: Any) -> None:
 
 def checked_numerics(numerics: Any) -> Numerics:
     if numerics is None:
-        return Numerics()
+        return PLAIN
     if not isinstance(numerics, Numerics):
         raise TypeError(f"numerics: expected a cupyflash.Numerics or None, not {numerics!r}")
     return numerics

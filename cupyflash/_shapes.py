@@ -14,6 +14,7 @@ from cupyflash._lengths import Packed
 
 MAX_HEAD_DIM = 256
 MAX_SEQLEN = 2**31 - 1
+_ALLOWED_TYPES = ", ".join(str(dtype) for dtype in ALL_TYPES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,6 @@ def _check_arrays(q, k, v) -> tuple[Literal["numpy", "cupy"], np.dtype]:
     kind = array_kind(q, "q")
     for name, array in arrays.items():
         check_same_place(array, name, q, kind)
-    allowed = ", ".join(str(dtype) for dtype in ALL_TYPES)
     for name, array in arrays.items():
         if not array.dtype.isnative:
             raise TypeError(
@@ -157,9 +157,11 @@ def _check_arrays(q, k, v) -> tuple[Literal["numpy", "cupy"], np.dtype]:
                 f"use {name}.astype({name}.dtype.newbyteorder('='))"
             )
         if array.dtype not in ALL_TYPES:
-            raise TypeError(f"{name}: dtype {array.dtype} is not one of {allowed}")
+            raise TypeError(f"{name}: dtype {array.dtype} is not one of {_ALLOWED_TYPES}")
         if array.dtype != q.dtype:
-            raise TypeError(f"{name}: dtype {array.dtype}, but q has {q.dtype}; q, k and v share one of {allowed}")
+            raise TypeError(
+                f"{name}: dtype {array.dtype}, but q has {q.dtype}; q, k and v share one of {_ALLOWED_TYPES}"
+            )
         check_element_aligned(array, name)
     return kind, q.dtype
 

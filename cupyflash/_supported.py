@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cupyflash._numerics import Numerics
+from cupyflash._numerics import PLAIN
 from cupyflash._problem import Problem
 
 #: Options beside softmax_scale, causal, align and a window's right edge.
@@ -46,7 +46,7 @@ def options_of(problem: Problem) -> set[str]:
         "mask_mod": problem.mask_mod is not None,
         "block_mask": problem.block_mask is not None,
         "split_size": problem.split_size is not None,
-        "numerics": problem.numerics != Numerics(),
+        "numerics": problem.numerics != PLAIN,
     }
     return {*problem.operands, *(name for name, value in given.items() if value)}
 

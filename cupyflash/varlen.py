@@ -48,6 +48,19 @@ def attention_varlen(
     ------
     TypeError, ValueError, RuntimeError
         As :func:`cupyflash.attention`.
+
+    Examples
+    --------
+    Three sequences, of 2, 0 and 3 tokens:
+
+    >>> import numpy as np
+    >>> from cupyflash import attention
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 2, 16)).astype(np.float16)
+    >>> offsets = np.array([0, 2, 2, 5])
+    >>> out = attention_varlen(q, k, v, offsets, offsets, causal=True)
+    >>> last = [np.swapaxes(x[2:5], 0, 1) for x in (q, k, v)]  # (num_heads, 3, head_dim)
+    >>> bool((np.swapaxes(out[2:5], 0, 1) == attention(*last, causal=True)).all())
+    True
     """
     problem = varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=return_lse, return_max=return_max, out=out, **options
