@@ -46,8 +46,8 @@ def contiguous_rows(device, problem: Problem, array) -> tuple[Any, list[Launch]]
     if array is None or array.flags.c_contiguous:
         return array, []
     target = device.empty(array.shape, array.dtype)
-    layouts = [problem.layout(x[..., None]) for x in (array, target)]
-    return target, [copy(device, array, layouts[0], target, layouts[1], problem.batch_shape, problem.seqlen_q, 1)]
+    layouts = [problem.row_values_layout(x) for x in (array, target)]
+    return target, [copy(device, array, layouts[0], target, layouts[1], problem.batch_shape, problem.rows_q, 1)]
 
 
 def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:

@@ -46,6 +46,16 @@ class Arrangement:
         return (*self.leading_shape[:-1], *self.grouped_heads) if self.grouped_heads else self.leading_shape
 
     @property
+    def rows_q(self) -> int:
+        """Rows of q: packed, those of all sequences."""
+        return self.packed.total_q if self.packed else self.seqlen_q
+
+    @property
+    def rows_k(self) -> int:
+        """Rows of k and v."""
+        return self.packed.total_k if self.packed else self.seqlen_k
+
+    @property
     def out_shape(self) -> tuple[int, ...]:
         if self.packed:
             return self.packed.total_q, self.leading_shape[-1], self.head_dim_v

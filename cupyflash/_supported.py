@@ -26,6 +26,7 @@ FORWARD_HALF = frozenset(
     }
 )
 BACKWARD: frozenset[str] = frozenset()
+BACKWARD_HALF: frozenset[str] = frozenset()
 
 
 def options_of(problem: Problem) -> set[str]:

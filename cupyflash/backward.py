@@ -80,7 +80,8 @@ def attention_backward(
 
 def backward(problem: Problem, dout, q, k, v, out, lse, dlse, targets: Gradients) -> Gradients:
     """What :func:`attention_backward` returns; ``targets`` are arrays to write to, or None."""
-    _supported.check_supported(problem, _supported.BACKWARD, "the backward kernels")
+    supported = _supported.BACKWARD_HALF if problem.dtype in HALF_TYPES else _supported.BACKWARD
+    _supported.check_supported(problem, supported, "the backward kernels")
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
     with device:
@@ -125,6 +126,9 @@ def attention_vjp(
     return (results if len(results) > 1 else out), pullback
 
 
+_OPERANDS = ("query", "key", "value", "dout")
+
+
 class _Backward:
     """Collects the launches of one call: copies of what kernels cannot read, the kernels, copies of results."""
 
@@ -139,11 +143,13 @@ class _Backward:
     def launches(self, dout, q, k, v, out, lse, dlse, gradients: Gradients) -> list[Launch]:
         problem = self.problem
         head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
-        self._add("query", q, problem.q, problem.seqlen_q, head_dim)
-        self._add("key", k, problem.k, problem.seqlen_k, head_dim)
-        self._add("value", v, problem.v, problem.seqlen_k, head_dim_v)
-        self._add("dout", dout, problem.layout(dout), problem.seqlen_q, head_dim_v)
-        self._add("out", out, problem.layout(out), problem.seqlen_q, head_dim_v)
+        self._add("query", q, problem.q, problem.rows_q, head_dim)
+        self._add("key", k, problem.k, problem.rows_k, head_dim)
+        self._add("value", v, problem.v, problem.rows_k, head_dim_v)
+        self._add("dout", dout, problem.layout(dout), problem.rows_q, head_dim_v)
+        self._add("out", out, problem.layout(out), problem.rows_q, head_dim_v)
+        self.arrays |= _variant.arrays(problem, self.device)
+        self.layouts |= _variant.layouts(problem)
         self._add_rows("lse", lse)
         self._add_rows("dlse", dlse)
         for name in ("delta", "lse_log2") if self.half else ("delta",):
@@ -153,9 +159,9 @@ class _Backward:
         # What has no elements needs no kernel, and its strides say nothing.
         key_side = {}
         for name, gradient, shared_heads, rows, columns in (
-            ("dquery", gradients.dq, False, problem.seqlen_q, head_dim),
-            ("dkey", gradients.dk, True, problem.seqlen_k, head_dim),
-            ("dvalue", gradients.dv, True, problem.seqlen_k, head_dim_v),
+            ("dquery", gradients.dq, False, problem.rows_q, head_dim),
+            ("dkey", gradients.dk, True, problem.rows_k, head_dim),
+            ("dvalue", gradients.dv, True, problem.rows_k, head_dim_v),
         ):
             if gradient.size:
                 layout = problem.layout(gradient, shared_heads)
@@ -180,7 +186,7 @@ class _Backward:
         """One value per query, or None."""
         if array is not None:
             self.arrays[name], copies = _packing.contiguous_rows(self.device, self.problem, array)
-            self.layouts[name] = self.problem.layout(self.arrays[name][..., None])
+            self.layouts[name] = self.problem.row_values_layout(self.arrays[name])
             self.before += copies
 
     def _delta(self) -> Launch:
@@ -220,13 +226,14 @@ class _Backward:
         return self._launch(config, self._params_dtype("dkey", "dvalue"), terms)
 
     def _params_dtype(self, *gradients: str) -> np.dtype:
+        variant = _variant.params_dtype(self.problem, _launch.SUMMED_OPERAND)
         if self.half:
-            return _launch.flash_bwd_params(*gradients)
-        return _launch.flash_bwd_fma_params(self.problem.dtype, *gradients)
+            return _launch.flash_bwd_params(*gradients, variant=variant)
+        return _launch.flash_bwd_fma_params(self.problem.dtype, *gradients, variant=variant)
 
     def _terms(self, *gradients: str) -> Summation:
         """What gradients that are summed over the same dimensions are made of."""
-        names = ("query", "key", "value", "dout", "lse_log2" if self.half else "lse", "delta", *gradients)
+        names = [*_OPERANDS, "lse_log2" if self.half else "lse", "delta", *_variant.layouts(self.problem), *gradients]
         layouts = {name: self.layouts[name] for name in names}
         return summation(self.problem.batch_shape, layouts[gradients[0]], layouts)
 
@@ -234,7 +241,7 @@ class _Backward:
         problem = self.problem
         operands = {
             name: {
-                "data": self.device.address(self.arrays[name]),
+                "data": self.device.address(self.arrays[name]) if name in self.arrays else 0,
                 "row_stride": self.layouts[name].row_stride,
                 **strides,
             }
@@ -242,7 +249,7 @@ class _Backward:
         }
         params = _launch.pack(
             params_dtype,
-            **operands,
+            **{name: values for name, values in operands.items() if name in params_dtype.names},
             **terms.shapes,
             num_reduced=terms.num_reduced,
             seqlen_q=problem.seqlen_q,
@@ -252,5 +259,6 @@ class _Backward:
             **_variant.band(problem),
             **({"scale_log2": problem.softmax_scale * LOG2_E} if self.half else {}),
             scale=problem.softmax_scale,
+            variant=_variant.params(problem, operands),
         )
-        return Launch(config, params, tuple(self.arrays[name] for name in operands))
+        return Launch(config, params, tuple(self.arrays[name] for name in operands if name in self.arrays))
