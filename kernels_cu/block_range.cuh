@@ -21,6 +21,7 @@ __device__ __forceinline__ KeyTiles key_tiles(int first_query, const Sequence& s
         const int seen_by_last = first_visible_key(last_query, sequence.seqlen_k, sequence.band_left);
         tiles.interior_begin = min(ceil_div(seen_by_last, BLOCK_N), tiles.end);
     }
+    if constexpr (SPLIT) tiles.begin = max(tiles.begin, sequence.split_begin / BLOCK_N);
     if constexpr (LENGTHS)
         if (last_query < first_query) tiles.end = 0;   // no query of this tile exists
     return tiles;

@@ -5,11 +5,14 @@ struct Dropout {
     Philox philox;
     uint32_t drop_below;
     uint32_t head, batch;
+    Compute keep_scale;   // 1 / (1 - p): what is kept stands for all
 
     // `rows` gives an operand's matrix for this batch.
     template <typename Params, typename Rows>
     __device__ Dropout(const Params& params, Rows rows)
-        : philox(params.variant.philox), drop_below(params.variant.drop_below) {
+        : philox(params.variant.philox),
+          drop_below(params.variant.drop_below),
+          keep_scale(params.variant.keep_scale) {
         const int64_t number = reinterpret_cast<int64_t>(rows(params.variant.batch_number));
         head = uint32_t(number % params.variant.num_heads);
         batch = uint32_t(number / params.variant.num_heads);

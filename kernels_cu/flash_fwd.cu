@@ -23,6 +23,7 @@ using Compute = float;
 #include "mask.cuh"
 #include "block_range.cuh"
 #include "nonfinite.cuh"
+#include "split.cuh"
 #include "softmax.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
@@ -65,11 +66,13 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     const int thread = threadIdx.x, lane = thread % WARP_SIZE;
     const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 0);   // tells the compiler that it is uniform
     const int num_query_tiles = ceil_div(params.seqlen_q, BLOCK_M);
-    const int batch = blockIdx.x / num_query_tiles;
+    const BlockOfSplit block(params, blockIdx.x);
+    const int batch = block.index / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
-    const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
+    const int first_query = (num_query_tiles - 1 - block.index % num_query_tiles) * BLOCK_M;
     auto rows = [&](const auto& operand) { return operand.matrix(params.batch, batch); };
-    const Sequence sequence(params, rows);
+    Sequence sequence(params, rows);
+    sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
     const int warp_row = warp * M_TILES * MMA_M;
@@ -181,29 +184,39 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
-            if (LENGTHS == 1 && row >= num_queries) softmax.forget(m, half);
-            const bool stores = lane % 4 == 0 && row < num_rows;
+            const bool counts = LENGTHS != 1 || row < num_queries;
+            if (!counts) softmax.forget(m, half);
 #if RETURN_MAX
-            if (stores) params.variant.row_max[first_row + row] = softmax.row_max(m, half);
+            if (lane % 4 == 0 && row < num_rows) params.variant.row_max[first_row + row] = softmax.row_max(m, half);
 #endif
-#ifdef SINK
-            const float factor = softmax.add_sink(m, half, Element<SINK>::load(*rows(params.variant.attn_sink)) * LOG2_E);
+#if defined(SINK) && !SPLIT
+            const float sink_log2 = Element<SINK>::load(*rows(params.variant.attn_sink)) * LOG2_E;
+            const float factor = counts ? softmax.add_sink(m, half, sink_log2) : 0.0f;
             float inverse = factor * softmax.inverse_sum(m, half);
 #else
             float inverse = softmax.inverse_sum(m, half);
 #endif
 #if DROPOUT
-            inverse *= params.variant.keep_scale;
+            inverse *= dropout.keep_scale;
 #endif
 #pragma unroll
-            for (int d = 0; d < DIM_TILES; ++d)
-                st_shared(out_tile.address(row, d) + lane % 4 * 4,
-                          cvt_rn_x2<ELEMENT>(mul_rn(acc[m][d][2 * half], inverse),
-                                             mul_rn(acc[m][d][2 * half + 1], inverse)));
-            if (params.lse && stores) params.lse[first_row + row] = softmax.log_sum_exp(m, half);
+            for (int d = 0; d < DIM_TILES; ++d) {
+                float2 out = {mul_rn(acc[m][d][2 * half], inverse), mul_rn(acc[m][d][2 * half + 1], inverse)};
+                if (!counts) out = {0.0f, 0.0f};   // whatever it met
+#if SPLIT
+                if (row < num_rows)
+                    store_pair(params.variant.partial_out + (first_row + row) * params.head_dim_v, d * MMA_N + lane % 4 * 2,
+                               params.head_dim_v, out);
+#else
+                st_shared(out_tile.address(row, d) + lane % 4 * 4, cvt_rn_x2<ELEMENT>(out.x, out.y));
+#endif
+            }
+            if (params.lse && lane % 4 == 0 && row < num_rows) params.lse[first_row + row] = softmax.log_sum_exp(m, half);
         }
+#if !SPLIT
     __syncwarp();   // a warp stores only the rows that it wrote
     store_rows<M_TILES * MMA_M>(out_tile, warp_row,
                                 rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride,
                                 params.out.row_stride, num_rows, params.head_dim_v, lane);
+#endif
 }

@@ -6,6 +6,7 @@ struct Sequence {
     int64_t first_query = 0, first_key = 0;   // rows before this sequence's in packed operands
     int shift = 0;                            // the diagonal: query i at key i + shift
     int band_left, band_right;
+    int split = 0, split_begin = 0;           // which part of the keys, and its first key
 
     // `rows` gives an operand's matrix for this batch.
     template <typename Params, typename Rows>
@@ -32,14 +33,28 @@ struct Sequence {
 #endif
     }
 
+    // Leaves the keys of one part.
+    template <typename Params>
+    __device__ __forceinline__ void take_split(const Params& params, int index) {
+#if SPLIT
+        split = index;
+        split_begin = index * params.variant.split_size;
+        seqlen_k = int(min(int64_t(seqlen_k), int64_t(split_begin) + params.variant.split_size));
+#endif
+    }
+
     // Where row 0 of the batch lies in arrays of one value per query.
     template <typename Params>
     __device__ __forceinline__ int64_t first_row(const Params& params, int batch) const {
 #if LENGTHS == 2
-        return batch % params.variant.num_heads * params.variant.total_queries + first_query;
+        int64_t row = batch % params.variant.num_heads * params.variant.total_queries + first_query;
 #else
-        return int64_t(batch) * params.seqlen_q;
+        int64_t row = int64_t(batch) * params.seqlen_q;
 #endif
+#if SPLIT
+        row += split * params.variant.num_rows;
+#endif
+        return row;
     }
 
     // Beyond all rows either way, an edge stays so.

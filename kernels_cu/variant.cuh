@@ -5,6 +5,8 @@
 //   SOFTCAP                 scores become cap * tanh(score / cap)
 //   BIAS, ALIBI, SINK       element types of the operand
 //   MASK, DROPOUT           a bool for each pair; random ones
+//   SPLIT                   a block sees split_size keys only, and stores its part for flash_combine.cu
+//   RETURN_MAX              also store each row's maximum
 //
 // Their order: scale, softcap, bias, ALiBi; masks; sink; softmax; dropout.
 
@@ -22,6 +24,9 @@
 #endif
 #ifndef DROPOUT
 #define DROPOUT 0
+#endif
+#ifndef SPLIT
+#define SPLIT 0
 #endif
 #ifndef RETURN_MAX
 #define RETURN_MAX 0
@@ -106,6 +111,11 @@ struct VariantParams {
 #if DROPOUT || LENGTHS == 2
     OperandOf<const char> batch_number;          // at address 0, one byte for each matrix of the result
     int num_heads;                               // of the result: batch number = batch * num_heads + head
+#endif
+#if SPLIT
+    int split_size, num_splits;                  // a multiple of every BLOCK_N; of the longest keys
+    int64_t num_rows;                            // of all batches
+    Compute* partial_out;                        // (num_splits, num_rows, head_dim_v); lse and row_max: (num_splits, num_rows)
 #endif
 #if RETURN_MAX
     Compute* row_max;                            // as lse
