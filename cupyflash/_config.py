@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -112,13 +112,15 @@ def flash_fwd_defines(
     }
 
 
-def forward(problem: Problem, arch: str, *, return_max: bool = False) -> KernelConfig:
-    """The forward kernel for the problem's dtype."""
+def forward(problem: Problem, arch: str, *, return_max: bool = False, num_parts: int | None = None) -> KernelConfig:
+    """The forward kernel for the problem's dtype; ``num_parts``: where its keys are split."""
     kernel = flash_fwd if problem.dtype in HALF_TYPES else flash_fwd_fma
-    return kernel(problem, arch, return_max=return_max)
+    config = kernel(problem, arch)
+    options = _variant.defines(problem, return_max=return_max, split=num_parts is not None)
+    return replace(config, defines={**config.defines, **options}, grid=grid_of(config.grid * (num_parts or 1)))
 
 
-def flash_fwd(problem: Problem, arch: str, *, return_max: bool = False) -> KernelConfig:
+def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
     """The tensor-core forward kernel for float16 and bfloat16."""
     check_architecture(problem.dtype, arch)
     head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
@@ -129,17 +131,14 @@ def flash_fwd(problem: Problem, arch: str, *, return_max: bool = False) -> Kerne
     return KernelConfig(
         file="flash_fwd",
         name="flash_fwd",
-        defines={
-            **flash_fwd_defines(
-                problem.dtype,
-                head_dim,
-                head_dim_v,
-                causal=problem.causal,
-                scale_positive=problem.softmax_scale > 0 or _variant.pair_by_pair(problem),
-                arch=arch,
-            ),
-            **_variant.defines(problem, return_max=return_max),
-        },
+        defines=flash_fwd_defines(
+            problem.dtype,
+            head_dim,
+            head_dim_v,
+            causal=problem.causal,
+            scale_positive=problem.softmax_scale > 0 or _variant.pair_by_pair(problem),
+            arch=arch,
+        ),
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=elements * problem.dtype.itemsize,
@@ -183,7 +182,7 @@ def flash_fwd_fma_defines(
     }
 
 
-def flash_fwd_fma(problem: Problem, arch: str, *, return_max: bool = False) -> KernelConfig:
+def flash_fwd_fma(problem: Problem, arch: str) -> KernelConfig:
     """The forward kernel for float32 and float64."""
     check_architecture(problem.dtype, arch)
     dtype, head_dim, head_dim_v = problem.dtype, problem.head_dim, problem.head_dim_v
@@ -194,10 +193,7 @@ def flash_fwd_fma(problem: Problem, arch: str, *, return_max: bool = False) -> K
     return KernelConfig(
         file="flash_fwd_fma",
         name="flash_fwd_fma",
-        defines={
-            **flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
-            **_variant.defines(problem, return_max=return_max),
-        },
+        defines=flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         # The keys and the values take turns in one place.

@@ -23,6 +23,7 @@ FORWARD_HALF = frozenset(
         "dropout_p",
         "return_max",
         "cu_seqlens",
+        "split_size",
     }
 )
 BACKWARD: frozenset[str] = frozenset()

@@ -28,7 +28,7 @@ _LENGTHS = ("seqlens_q", "seqlens_k")
 _PAIR_OPERANDS = ("mask", "bias")  # one value for each query and key
 
 
-def defines(problem: Problem, *, return_max: bool = False) -> dict[str, int | str]:
+def defines(problem: Problem, *, return_max: bool = False, split: bool = False) -> dict[str, int | str]:
     """Constants of the options that are on."""
     left, right = problem.window
     constants: dict[str, int | str] = {"BAND_RIGHT": int(right is not None)}
@@ -44,6 +44,8 @@ def defines(problem: Problem, *, return_max: bool = False) -> dict[str, int | st
     for name, constant in _ELEMENT_CONSTANTS.items():
         if name in problem.operands:
             constants[constant] = ELEMENT[problem.operands[name].dtype]
+    if split:
+        constants["SPLIT"] = 1
     if return_max:
         constants["RETURN_MAX"] = 1
     return constants
@@ -86,7 +88,7 @@ def layouts(problem: Problem) -> dict[str, Layout]:
     return result
 
 
-def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = False) -> np.dtype:
+def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = False, split: bool = False) -> np.dtype:
     """``VariantParams`` over operands of this structure; an empty structure is one byte."""
     compute = problem.lse_dtype
     pairs = np.dtype([("operand", operand), ("column_stride", np.int64)], align=True)
@@ -107,14 +109,29 @@ def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = Fals
         fields += [("philox", _PHILOX), ("drop_below", np.uint32), ("keep_scale", compute)]
     if _with_batch_number(problem):
         fields += [("batch_number", operand), ("num_heads", np.int32)]
+    if split:
+        fields += [
+            ("split_size", np.int32),
+            ("num_splits", np.int32),
+            ("num_rows", np.int64),
+            ("partial_out", np.uint64),
+        ]
     if return_max:
         fields.append(("row_max", np.uint64))
     return np.dtype(fields or [("empty", np.uint8)], align=True)
 
 
-def params(problem: Problem, operands: Mapping[str, dict[str, Any]], row_max: int | None = None) -> dict[str, Any]:
-    """Values of ``VariantParams``; ``operands`` has those of each optional operand's structure, with its address."""
-    values: dict[str, Any] = {}
+def params(
+    problem: Problem,
+    operands: Mapping[str, dict[str, Any]],
+    row_max: int | None = None,
+    parts: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Values of ``VariantParams``; ``operands`` has those of each optional operand's structure, with its address.
+
+    ``row_max`` is an address, ``parts`` has the members of a kernel whose keys are split.
+    """
+    values: dict[str, Any] = dict(parts or {})
     if _with_lengths(problem):
         values |= {name: operands[name] for name in _LENGTHS if name in operands}
         values["bottom_right"] = problem.bottom_right

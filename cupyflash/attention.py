@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cupyflash import _config, _launch, _packing, _supported, _variant
+from cupyflash import _combine, _config, _launch, _packing, _supported, _variant
+from cupyflash._combine import Parts
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._numerics import Numerics
 from cupyflash._options import Align, Window
@@ -184,19 +185,18 @@ def forward(problem: Problem, q, k, v, *, return_lse: bool, return_max: bool, ou
     supported = _supported.FORWARD_HALF if problem.dtype in HALF_TYPES else _supported.FORWARD
     _supported.check_supported(problem, supported, "the forward kernels", return_max=return_max)
     device = _launch.device_of(problem.kind, q)
-    config = _config.forward(problem, device.arch, return_max=return_max)
     with device:
         if out is None:
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
         row_max = device.empty(problem.lse_shape, problem.lse_dtype) if return_max else None
-        if config.grid:
-            _launch.run(device, _launches(problem, device, config, q, k, v, out, lse, row_max))
+        if out.size or (lse is not None and lse.size):
+            _launch.run(device, _launches(problem, device, q, k, v, out, lse, row_max))
     results = (out, *(array for array in (lse, row_max) if array is not None))
     return results if len(results) > 1 else out
 
 
-def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, lse, row_max) -> list[Launch]:
+def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_max) -> list[Launch]:
     """Copies of what the kernel's 16-byte loads and stores cannot take, and the kernel between them."""
     before: list[Launch] = []
     after: list[Launch] = []
@@ -227,7 +227,15 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         }
         for name, strides in zip(layouts, batch_strides, strict=True)
     }
-    variant = _variant.params_dtype(problem, _launch.OPERAND, return_max=row_max is not None)
+    # What the kernel stores: the results, or those of each part of the keys, for another kernel to join.
+    with_max, parts = row_max is not None, None
+    stored_lse, stored_max = lse, row_max
+    if problem.split_size is not None:
+        parts = Parts.empty(problem, device, with_max=with_max)
+        stored_lse, stored_max = parts.lse, parts.row_max
+        after.insert(0, _combine.join(problem, device, parts, arrays["out"], layouts["out"], lse, row_max))
+    config = _config.forward(problem, device.arch, return_max=with_max, num_parts=parts.count if parts else None)
+    variant = _variant.params_dtype(problem, _launch.OPERAND, return_max=with_max, split=parts is not None)
     if problem.dtype in HALF_TYPES:
         params_dtype, scales = _launch.flash_fwd_params(variant), {"scale_log2": problem.softmax_scale * LOG2_E}
     else:
@@ -235,7 +243,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
     params = _launch.pack(
         params_dtype,
         **{name: operands[name] for name in ("query", "key", "value", "out")},
-        lse=0 if lse is None else device.address(lse),
+        lse=0 if stored_lse is None else device.address(stored_lse),
         batch=_launch.batch_shape(sizes),
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
@@ -244,7 +252,13 @@ def _launches(problem: Problem, device: Simulator | Gpu, config, q, k, v, out, l
         **_variant.band(problem),
         **scales,
         scale=problem.softmax_scale,
-        variant=_variant.params(problem, operands, None if row_max is None else device.address(row_max)),
+        variant=_variant.params(
+            problem,
+            operands,
+            device.address(stored_max) if with_max else None,
+            parts.members(device) if parts else None,
+        ),
     )
-    touched = (*arrays.values(), *(array for array in (lse, row_max) if array is not None))
+    stored = (stored_lse, stored_max, parts.out if parts else None)
+    touched = (*arrays.values(), *(array for array in stored if array is not None))
     return [*before, Launch(config, params, touched), *after]

@@ -16,6 +16,7 @@ CATALOGUE = {
     "`dquery`, `dkey` and `dvalue`",
     "flash_fwd": "attention, forward, on tensor cores (float16, bfloat16); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
     "BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, SCALE_POSITIVE; one block per BLOCK_M queries of one head",
+    "flash_combine": "joins attention over parts of the keys; ELEMENT, PARTIAL (that of the parts); one warp per query",
     "flash_bwd_delta": "delta = rowsum(dout * out) - dlse, and for the next two lse in base 2; ELEMENT; "
     "one warp per query",
     "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, NUM_STAGES, WITH_DKEY, WITH_DVALUE; "
