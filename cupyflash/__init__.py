@@ -13,6 +13,7 @@ from cupyflash._numerics import Numerics
 from cupyflash.attention import attention
 from cupyflash.backward import attention_backward, attention_vjp
 from cupyflash.dropout import dropout_mask
+from cupyflash.merge import merge
 from cupyflash.varlen import attention_varlen, attention_varlen_backward
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "attention_vjp",
     "bounds",
     "dropout_mask",
+    "merge",
     "naive",
     "reference",
 ]
