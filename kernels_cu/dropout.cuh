@@ -18,20 +18,13 @@ struct Dropout {
         batch = uint32_t(number / params.variant.num_heads);
     }
 
+    __device__ uint4 words(int i, int j) const { return philox({uint32_t(j) >> 2, uint32_t(i), head, batch}); }
+
     __device__ bool keeps(int i, int j) const {
         const uint4 four = words(i, j);
         const uint32_t word = j & 2 ? (j & 1 ? four.w : four.z) : (j & 1 ? four.y : four.x);
         return word >= drop_below;
     }
-
-    // Zeroes what is dropped of packed weights, an A fragment of rows i and i + 8 from column j on.
-    __device__ void apply(uint32_t (&weight)[4], int i, int j) const {
-#pragma unroll
-        for (int part = 0; part < 4; ++part) weight[part] &= kept_pair(i + part % 2 * 8, j + part / 2 * 8);
-    }
-
-private:
-    __device__ uint4 words(int i, int j) const { return philox({uint32_t(j) >> 2, uint32_t(i), head, batch}); }
 
     // Bits that are left of a pair at columns j and j + 1, j even: both are words of one counter.
     __device__ uint32_t kept_pair(int i, int j) const {

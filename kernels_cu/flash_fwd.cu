@@ -24,6 +24,7 @@ using Compute = float;
 #include "block_range.cuh"
 #include "nonfinite.cuh"
 #include "split.cuh"
+#include "numerics.cuh"
 #include "softmax.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
@@ -155,20 +156,21 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         keys_left -= BLOCK_N;
 
         // O += P V
+#if TWO_LEVEL
+        float tile_acc[M_TILES][DIM_TILES][4] = {};
+#else
+        auto& tile_acc = acc;
+#endif
 #pragma unroll
         for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
             if (k == PREFETCH_STEP && tile + 1 < tiles.end) key_loader.load_async(keys_left);
-            uint32_t weight[M_TILES][4];
-#pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
-                softmax.exponentiate<ELEMENT>(m, scores[m][2 * k], scores[m][2 * k + 1], weight[m]);
-#if DROPOUT
-                dropout.apply(weight[m], first_query + warp_row + m * MMA_M + lane / 4,
-                              tile * BLOCK_N + k * MMA_K + lane % 4 * 2);
-#endif
-            }
-            mma_ab<ELEMENT>(acc, weight, value_address + k * MMA_K * ValueTile::ROW_BYTES);
+            Weights<ELEMENT, M_TILES> weights(softmax, scores, k);
+            weights.drop(dropout, first_query + warp_row + lane / 4, tile * BLOCK_N + k * MMA_K + lane % 4 * 2);
+            weights.multiply(tile_acc, value_address + k * MMA_K * ValueTile::ROW_BYTES);
         }
+#if TWO_LEVEL
+        add(acc, tile_acc);
+#endif
     };
     for_each_tile(tiles, visit);
 
