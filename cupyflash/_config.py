@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cupyflash import _variant
+from cupyflash import _numerics, _variant
 from cupyflash._problem import BFLOAT16, FLOAT64, HALF_TYPES, Problem
 from cupyflash._variant import ELEMENT
 
@@ -33,6 +33,9 @@ SHARED_MEMORY_PER_BLOCK = {
 }
 
 
+#: Tiles that :class:`cupyflash.Numerics` may ask for: key tiles divide every part of split keys.
+TILE_ROWS, FMA_TILE_ROWS, TILE_COLUMNS = (32, 64, 128, 192, 256), (8, 16, 32, 64, 128), (16, 32, 64, 128)
+
 LINE_BYTES = 128  # that rows of shared-memory tiles are whole multiples of
 
 
@@ -43,6 +46,10 @@ class Tile:
     block_m: int
     block_n: int
     num_warps: int
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "NUM_WARPS": self.num_warps}
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,7 @@ def flash_fwd_defines(
         "ELEMENT": ELEMENT[dtype],
         "HEAD_DIM": round_up(head_dim, 16),
         "HEAD_DIM_V": round_up(head_dim_v, 16),
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "NUM_WARPS": tile.num_warps,
+        **tile.defines,
         "BAND_RIGHT": int(causal),
         "SCALE_POSITIVE": int(scale_positive),
     }
@@ -117,31 +122,60 @@ def forward(problem: Problem, arch: str, *, return_max: bool = False, num_parts:
     kernel = flash_fwd if problem.dtype in HALF_TYPES else flash_fwd_fma
     config = kernel(problem, arch)
     options = _variant.defines(problem, return_max=return_max, split=num_parts is not None)
+    options |= _numerics.defines(problem.numerics)
     return replace(config, defines={**config.defines, **options}, grid=grid_of(config.grid * (num_parts or 1)))
+
+
+def _chosen_tile(problem: Problem, default: Tile, arch: str, shared_bytes: Callable[[Tile], int]) -> Tile:
+    """The tile that the call asks for, or the default one."""
+    if problem.numerics.tile is None:
+        return default
+    block_m, block_n = problem.numerics.tile
+    rows, columns = (TILE_ROWS, TILE_COLUMNS) if problem.dtype in HALF_TYPES else (FMA_TILE_ROWS, TILE_COLUMNS)
+    for name, size, allowed in ("block_m", block_m, rows), ("block_n", block_n, columns):
+        if size not in allowed:
+            raise ValueError(
+                f"numerics: tile {problem.numerics.tile} has {name} {size}; for {problem.dtype} it is one of "
+                f"{', '.join(map(str, allowed))}"
+            )
+    tile = Tile(block_m, block_n, 4 if block_m >= 64 or (block_m >= 16 and rows == FMA_TILE_ROWS) else 2)
+    if shared_bytes(tile) > shared_memory_per_block(arch):
+        raise ValueError(
+            f"numerics: tile {problem.numerics.tile} needs {shared_bytes(tile)} bytes of shared memory for head_dim "
+            f"{problem.head_dim} and head_dim_v {problem.head_dim_v}; {arch} has {shared_memory_per_block(arch)}"
+        )
+    return tile
 
 
 def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
     """The tensor-core forward kernel for float16 and bfloat16."""
     check_architecture(problem.dtype, arch)
     head_dim, head_dim_v = problem.head_dim, problem.head_dim_v
-    tile = flash_fwd_tile(head_dim, head_dim_v, arch)
     # A row of a shared tile is whole 128-byte lines; the query tile's place is taken by the out tile at the end.
     row_q, row_v = round_up(head_dim, 64), round_up(head_dim_v, 64)
-    elements = tile.block_m * max(row_q, row_v) + tile.block_n * (row_q + row_v)
+
+    def shared_bytes(tile: Tile) -> int:
+        elements = tile.block_m * max(row_q, row_v) + tile.block_n * (row_q + row_v)
+        return elements * problem.dtype.itemsize
+
+    tile = _chosen_tile(problem, flash_fwd_tile(head_dim, head_dim_v, arch), arch, shared_bytes)
     return KernelConfig(
         file="flash_fwd",
         name="flash_fwd",
-        defines=flash_fwd_defines(
-            problem.dtype,
-            head_dim,
-            head_dim_v,
-            causal=problem.causal,
-            scale_positive=problem.softmax_scale > 0 or _variant.pair_by_pair(problem),
-            arch=arch,
-        ),
+        defines={
+            **flash_fwd_defines(
+                problem.dtype,
+                head_dim,
+                head_dim_v,
+                causal=problem.causal,
+                scale_positive=problem.softmax_scale > 0 or _variant.pair_by_pair(problem),
+                arch=arch,
+            ),
+            **tile.defines,
+        },
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
-        shared_bytes=elements * problem.dtype.itemsize,
+        shared_bytes=shared_bytes(tile),
     )
 
 
@@ -175,9 +209,7 @@ def flash_fwd_fma_defines(
         "ELEMENT": ELEMENT[dtype],
         "HEAD_DIM": round_up(head_dim, line),
         "HEAD_DIM_V": round_up(head_dim_v, line),
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "NUM_WARPS": tile.num_warps,
+        **tile.defines,
         "BAND_RIGHT": int(causal),
     }
 
@@ -186,18 +218,24 @@ def flash_fwd_fma(problem: Problem, arch: str) -> KernelConfig:
     """The forward kernel for float32 and float64."""
     check_architecture(problem.dtype, arch)
     dtype, head_dim, head_dim_v = problem.dtype, problem.head_dim, problem.head_dim_v
-    tile = flash_fwd_fma_tile(dtype, head_dim, head_dim_v, arch)
-    row_q, row_v, row_weights = (
-        round_up(columns * dtype.itemsize, LINE_BYTES) for columns in (head_dim, head_dim_v, tile.block_n)
-    )
+    row_q, row_v = (round_up(columns * dtype.itemsize, LINE_BYTES) for columns in (head_dim, head_dim_v))
+
+    def shared_bytes(tile: Tile) -> int:
+        """The keys and the values take turns in one place."""
+        row_weights = round_up(tile.block_n * dtype.itemsize, LINE_BYTES)
+        return tile.block_m * (row_q + row_weights) + tile.block_n * max(row_q, row_v)
+
+    tile = _chosen_tile(problem, flash_fwd_fma_tile(dtype, head_dim, head_dim_v, arch), arch, shared_bytes)
     return KernelConfig(
         file="flash_fwd_fma",
         name="flash_fwd_fma",
-        defines=flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
+        defines={
+            **flash_fwd_fma_defines(dtype, head_dim, head_dim_v, causal=problem.causal, arch=arch),
+            **tile.defines,
+        },
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
-        # The keys and the values take turns in one place.
-        shared_bytes=tile.block_m * (row_q + row_weights) + tile.block_n * max(row_q, row_v),
+        shared_bytes=shared_bytes(tile),
     )
 
 

@@ -85,3 +85,19 @@ def _checked_tile(tile: Any) -> tuple[int, int]:
 
 
 PLAIN = Numerics()
+
+
+def defines(numerics: Numerics) -> dict[str, int | str]:
+    """Constants of numerics.cuh that are not their defaults; the tile's are the kernel's own."""
+    constants: dict[str, int | str] = {}
+    if numerics.exp == "accurate":
+        constants["EXP_ACCURATE"] = 1
+    elif numerics.exp != "ex2.approx":
+        constants["EXP_DEGREE"] = int(numerics.exp.removeprefix("poly"))
+    if numerics.p_dtype == "float32":
+        constants["P_FLOAT32"] = 1
+    if numerics.rescale_threshold:
+        constants["RESCALE_THRESHOLD"] = int(numerics.rescale_threshold)
+    if numerics.accumulate is not None:
+        constants["TWO_LEVEL"] = int(numerics.accumulate == "two-level")
+    return constants

@@ -24,6 +24,7 @@ FORWARD_HALF = frozenset(
         "return_max",
         "cu_seqlens",
         "split_size",
+        "numerics",
     }
 )
 BACKWARD: frozenset[str] = frozenset()

@@ -60,5 +60,6 @@ struct ScoreFunction {
 
 // A score in base 2 for ex2. One that is finite stays so: a large negative bias is a number, only -inf removes.
 __device__ __forceinline__ float in_base_2(float score) {
-    return score == -infinity() ? score : fmaxf(score * LOG2_E, -3.4e38f);
+    const float scaled = score * LOG2_E;
+    return scaled < -3.4e38f && score != -infinity() ? -3.4e38f : scaled;   // and a NaN stays one
 }
