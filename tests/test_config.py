@@ -56,7 +56,7 @@ def test_shared_memory_is_what_the_kernel_uses(head_dim, head_dim_v, arch):
 def test_fma_tiles_fit(dtype, head_dim, head_dim_v, arch):
     config = _config.forward(problem(head_dim, head_dim_v, dtype), arch)
     tile = _config.flash_fwd_fma_tile(np.dtype(dtype), head_dim, head_dim_v, arch)
-    smallest, largest = bounds.forward.FMA_TILES
+    smallest, largest = bounds.arithmetic.FMA_TILES
     assert config.name == "flash_fwd_fma"
     assert config.shared_bytes <= min(99 * 1024, _config.shared_memory_per_block(arch))
     assert smallest <= tile.block_n <= largest and tile.block_n % 16 == 0

@@ -123,7 +123,7 @@ def configs(call, arch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tiles_fit(dtype, arch):
     sizes = [n + d for n in (0, 16, 32, 64, 128, 160, 192, 240) for d in (1, 16)]
-    smallest, largest = bounds.forward.FMA_TILES
+    smallest, largest = bounds.arithmetic.FMA_TILES
     for head_dim, head_dim_v in itertools.product(sizes, sizes):
         call = problem(head_dim, head_dim_v, dtype)
         for config in configs(call, arch):

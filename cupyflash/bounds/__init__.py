@@ -6,7 +6,8 @@ and ``attention_naive_backward`` those in :mod:`cupyflash.naive`. A bound is inf
 """
 
 from cupyflash.bounds.backward import attention_backward, attention_backward_terms, attention_naive_backward
-from cupyflash.bounds.forward import attention, attention_naive, attention_terms
+from cupyflash.bounds.forward import attention, attention_terms
+from cupyflash.bounds.naive import attention_naive
 
 __all__ = [
     "attention",

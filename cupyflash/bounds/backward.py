@@ -22,7 +22,7 @@ import numpy as np
 from cupyflash._config import WARP_SIZE
 from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._problem import FLOAT64, HALF_TYPES, Align, Problem
-from cupyflash.bounds.forward import (
+from cupyflash.bounds.arithmetic import (
     EXP_ERROR,
     FLUSH,
     FMA_TILES,
@@ -31,17 +31,16 @@ from cupyflash.bounds.forward import (
     U32,
     U64,
     Arithmetic,
-    Exact,
     Precision,
     claimed,
     dot_error,
-    flushed_score,
     gamma,
     largest,
-    naive_errors,
-    score_overflows,
-    weight_error,
 )
+from cupyflash.bounds.exact import Exact
+from cupyflash.bounds.forward import weight_error
+from cupyflash.bounds.naive import naive_errors, score_overflows
+from cupyflash.bounds.scores import flushed_score
 from cupyflash.reference.arrays import float64_on_host, on_host, returned_gradients, summed_to, wide
 from cupyflash.reference.forward import exact_attention
 from cupyflash.reference.scores import pair_scores
