@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyflash import bounds, reference
+from cupyflash._gradients import Gradients
 
 
 def assert_within_bound(result, exact, bound, *, name="result", terms=None):
@@ -47,47 +48,55 @@ def assert_within_bound(result, exact, bound, *, name="result", terms=None):
     raise AssertionError(message)
 
 
-def assert_attention_within_bound(out, lse, q, k, v, *, bound=bounds.attention, **options):
-    """Every element of out and lse is as close to the reference as its bound says, and as finite.
+def assert_attention_within_bound(out, lse, q, k, v, *, row_max=None, bound=bounds.attention, **options):
+    """Every element of out, lse and row_max is as close to the reference as its bound says, and as finite.
 
-    ``options`` are softmax_scale, causal and align; ``bound`` has the signature of :func:`bounds.attention`. lse may be
-    None. Returns the reference's out and the bound on it.
+    ``options`` are those of :func:`cupyflash.attention` that say what is computed; ``row_max`` is what return_max
+    returns; ``bound`` has the signature of :func:`bounds.attention`. lse and row_max may be None. Returns the
+    reference's out and the bound on it.
     """
-    exact, exact_lse = reference.attention(q, k, v, return_lse=True, **options)
-    allowed, lse_allowed = bound(q, k, v, return_lse=True, **options)
+    results = {"out": out, "lse": lse, "max": row_max}
+    returns = {"return_lse": True, **({} if row_max is None else {"return_max": True})}
+    exact = reference.attention(q, k, v, **returns, **options)
+    allowed = bound(q, k, v, **returns, **options)
+    lse_dtype = np.float64 if q.dtype == np.float64 else np.float32
+    for which, ((name, result), values, errors) in enumerate(zip(results.items(), exact, allowed, strict=False)):
 
-    def terms(which):
-        if bound is not bounds.attention:
-            return None
-        return lambda: {name: term[which] for name, term in bounds.attention_terms(q, k, v, **options).items()}
+        def terms(which=which):
+            return {term: pair[which] for term, pair in bounds.attention_terms(q, k, v, **options).items()}
 
-    _assert_like(out, "out", exact.shape, q.dtype)
-    assert_within_bound(out, exact, allowed, name="out", terms=terms(0))
-    if lse is not None:
-        _assert_like(lse, "lse", exact_lse.shape, np.float64 if q.dtype == np.float64 else np.float32)
-        assert_within_bound(lse, exact_lse, lse_allowed, name="lse", terms=terms(1))
-    return exact, allowed
+        if result is None:
+            continue
+        _assert_like(result, name, values.shape, q.dtype if name == "out" else lse_dtype)
+        has_terms = bound is bounds.attention and name != "max"
+        assert_within_bound(result, values, errors, name=name, terms=terms if has_terms else None)
+    return exact[0], allowed[0]
 
 
 def assert_gradients_within_bound(gradients, dout, q, k, v, out, lse, *, bound=bounds.attention_backward, **options):
-    """Every element of dq, dk and dv is as close to the reference as its bound says, and as finite.
+    """Every element of every gradient is as close to the reference as its bound says, and as finite.
 
-    ``options`` are dlse, softmax_scale, causal and align; ``bound`` has the signature of
+    ``options`` are those of :func:`cupyflash.attention_backward`, dlse among them; ``bound`` has the signature of
     :func:`bounds.attention_backward`. Returns the reference's gradients and the bounds on them.
     """
     exact = reference.attention_backward(dout, q, k, v, out, lse, **options)
     allowed = bound(dout, q, k, v, out, lse, **options)
-    for name, gradient, operand, values, errors in zip(
-        ("dq", "dk", "dv"), gradients, (q, k, v), exact, allowed, strict=True
-    ):
+    gradients = gradients if isinstance(gradients, Gradients) else Gradients(*gradients)
+    operands = {"q": q, "k": k, "v": v, **options}
+    for name, values in vars(exact).items():
+        gradient = getattr(gradients, name)
+        if values is None:
+            assert gradient is None, f"{name}: {gradient!r}, expected None"
+            continue
 
         def terms(name=name):
             of_all = bounds.attention_backward_terms(dout, q, k, v, out, lse, **options)
             return {term: getattr(gradients, name) for term, gradients in of_all.items()}
 
+        operand = operands[name[1:]]
         _assert_like(gradient, name, operand.shape, operand.dtype)
         known = bound is bounds.attention_backward
-        assert_within_bound(gradient, values, errors, name=name, terms=terms if known else None)
+        assert_within_bound(gradient, values, getattr(allowed, name), name=name, terms=terms if known else None)
     return exact, allowed
 
 
