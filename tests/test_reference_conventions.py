@@ -93,6 +93,20 @@ def test_a_sink_alone():
     np.testing.assert_allclose(dsink, dlse.sum(axis=(0, 2)), rtol=1e-14)
 
 
+def test_a_sink_alone_that_is_no_number_spoils_no_value():
+    x = np.ones((1, 1))
+    out, lse = reference.attention(x, x, x, attn_sink=np.array(NAN), mask=np.zeros((), bool), return_lse=True)
+    assert out == 0 and np.isnan(lse)
+
+
+def test_a_sink_far_above_the_scores():
+    q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.full((3, 1), 8.0)
+    out, lse, row_max, *gradients, dsink = all_results(
+        q, k, v, np.ones((1, 1)), np.array([3.0]), attn_sink=np.array(2000.0)
+    )
+    assert out == 0 and lse == 2000 and row_max == 0 and dsink == 3 and not any(x.any() for x in gradients)
+
+
 def test_a_sink_takes_its_part_of_the_weight():
     q, k, v = np.zeros((1, 1)), np.zeros((3, 1)), np.full((3, 1), 8.0)
     out, lse = reference.attention(q, k, v, attn_sink=np.array(math.log(5)), return_lse=True)
@@ -134,6 +148,14 @@ def test_softcap_comes_before_bias_and_after_the_scale():
     q, k, v = np.ones((1, 1)), np.full((1, 1), 6.0), np.ones((1, 1))
     options = {"softmax_scale": 0.5, "softcap": 2.0, "bias": np.array(7.0), "return_lse": True}
     np.testing.assert_allclose(reference.attention(q, k, v, **options)[1], 2 * math.tanh(3 / 2) + 7, rtol=1e-15)
+
+
+@pytest.mark.parametrize("score", [1e4, -1e4])
+def test_a_score_far_beyond_the_cap_moves_nothing(score):
+    q, k, v = np.full((1, 1), score), np.array([[1.0], [0.0]]), np.array([[1.0], [3.0]])
+    _, lse, _, dq, dk, _ = all_results(q, k, v, np.ones((1, 1)), np.ones(1), softcap=1.0)
+    np.testing.assert_allclose(lse, math.log(math.exp(math.copysign(1, score)) + 1), rtol=1e-15)
+    assert dq == 0 and dk[0] == 0 and dk[1] != 0
 
 
 def test_an_infinite_score_is_capped():

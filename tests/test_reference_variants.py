@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import reference
+from cupyflash._double_double import DoubleDouble
 from cupyflash._problem import attention_problem
 from cupyflash.dropout import dropout_mask
-from cupyflash.reference.arrays import on_host, wide
+from cupyflash.reference.arrays import on_host, summed_to, wide
+from cupyflash.reference.backward import exact_gradients
 from cupyflash.reference.forward import exact_attention
 from tests import attention_by_definition
 
 INF, NAN = np.inf, np.nan
-STEP = 2.0**-30
+STEP = 2.0**-33
 #: Shapes of a bias or mask, by letter: batch, heads, queries, keys, 1.
 PAIR_SHAPES = ["", "S", "L1", "LS", "H11", "HLS", "B1L1", "BH1S", "1HLS", "B11S", "BHLS"]
 HEAD_SHAPES = ["", "H", "B1", "BH", "1H"]
@@ -71,24 +73,34 @@ def problems(draw):
     return (q, k, v), options
 
 
+def exact_results(arrays, options):
+    """out, lse and max before they are rounded."""
+    problem = attention_problem(*arrays, **options)
+    return exact_attention(problem, *wide(problem.dtype, *on_host(problem, *arrays)))
+
+
 @settings(max_examples=150)
 @given(problems())
 def test_results_are_those_of_the_definition(problem):
-    (q, k, v), options = problem
-    results = reference.attention(q, k, v, return_lse=True, return_max=True, **options)
+    """Of float64 inputs to 95 bits and one rounding; of others to what float64 arithmetic leaves."""
+    arrays, options = problem
+    results = reference.attention(*arrays, return_lse=True, return_max=True, **options)
+    unrounded = exact_results(arrays, options)
     if "dropout_p" in options:
-        options["keep"] = dropout_mask((*q.shape[:3], k.shape[2]), options["dropout_p"], options.pop("seed"))
-    expected = attention_by_definition.attention(q, k, v, **options)
-    # float64 inputs: one rounding; others: float64 arithmetic, in which an error of a score is one of its weight.
-    allowed = 2.0**-52 if q.dtype == np.float64 else 2.0**-44
-    for result, right in zip(results, expected, strict=True):
-        assert result.dtype == np.float64
-        right_numbers = right.astype(float)
-        np.testing.assert_array_equal(np.isfinite(result), np.isfinite(right_numbers))
+        shape = (*arrays[0].shape[:3], arrays[1].shape[2])
+        options["keep"] = dropout_mask(shape, options["dropout_p"], options.pop("seed"))
+    expected = attention_by_definition.attention(*arrays, **options)
+    is_wide = arrays[0].dtype == np.float64
+    for result, before, right in zip(results, unrounded, expected, strict=True):
+        assert result.dtype == np.float64 and result.shape == right.shape
+        np.testing.assert_array_equal(result, np.asarray(before))
+        np.testing.assert_array_equal(np.isfinite(result), np.isfinite(right.astype(float)))
         np.testing.assert_array_equal(result[~np.isfinite(result)], -INF)
+        low = before.low if is_wide else np.zeros(result.shape)
         with mpmath.workprec(attention_by_definition.BITS):
-            for x, y in zip(result[np.isfinite(result)], right[np.isfinite(result)], strict=True):
-                assert abs(mpmath.mpf(x) - y) <= allowed * (abs(y) if q.dtype == np.float64 else 1 + abs(y))
+            for index in zip(*np.nonzero(np.isfinite(result)), strict=True):
+                error = mpmath.mpf(result[index]) + mpmath.mpf(low[index]) - right[index]
+                assert abs(error) <= 2.0 ** (-95 if is_wide else -44) * (1 + abs(right[index]))
 
 
 def moved(x, direction, steps):
@@ -96,41 +108,46 @@ def moved(x, direction, steps):
     return np.asarray(np.where(np.isfinite(x), x + steps * STEP * direction, x))
 
 
+def total(x):
+    return x.reshape(-1).sum(axis=0)
+
+
 def objective(arrays, options, dout, dlse):
     """sum(dout * out) + sum(dlse * lse) over rows that have an lse, with 100 bits."""
-    q, k, v = arrays
-    problem = attention_problem(q, k, v, **options)
-    out, lse, _ = exact_attention(problem, *wide(problem.dtype, *on_host(problem, q, k, v)))
-    (dout,) = wide(problem.dtype, dout)
-    return (dout * out).reshape(-1).sum(axis=0) + np.where(lse == -INF, 0, dlse * lse).reshape(-1).sum(axis=0)
+    out, lse, _ = exact_results(arrays, options)
+    return total(DoubleDouble(dout) * out) + total(np.where(lse == -INF, 0, dlse * lse))
 
 
 @settings(max_examples=100)
 @given(problems(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_gradients_are_finite_differences(problem, with_dlse, seed):
-    """Of steps along random directions, one for each operand, each from float64 arrays."""
+    """Along random directions, one for each operand; to some more bits than float64 has, before they are rounded."""
     arrays, options = problem
     arrays = [x.astype(np.float64) for x in arrays]
-    operands = {"q": arrays[0], "k": arrays[1], "v": arrays[2]}
+    operands = dict(zip("qkv", arrays, strict=True))
     for name in "bias", "alibi_slopes", "attn_sink":
         if name in options:
             operands[name] = options[name] = options[name].astype(np.float64)
     rng = np.random.default_rng(seed)
     out, lse = reference.attention(*arrays, return_lse=True, **options)
-    dout, dlse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape) * with_dlse
-    gradients = reference.attention_backward(dout, *arrays, out, lse, dlse=dlse if with_dlse else None, **options)
-    for name in ("bias", "alibi_slopes", "attn_sink"):
-        assert (getattr(gradients, f"d{name}") is None) == (name not in options)
+    dout, dlse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
+    dlse_given = dlse if with_dlse else None
+    gradients = reference.attention_backward(dout, *arrays, out, lse, dlse=dlse_given, **options)
+    call = attention_problem(*arrays, **options)
+    unrounded = exact_gradients(call, *wide(call.dtype, dout, *on_host(call, *arrays)), dlse_given)
+    assert {name[1:] for name, x in vars(gradients).items() if x is not None} == operands.keys()
     for name, operand in operands.items():
-        gradient = getattr(gradients, f"d{name}")
+        gradient, before = (getattr(x, f"d{name}") for x in (gradients, unrounded))
+        before = summed_to(operand.shape, before)
         assert gradient.shape == operand.shape and gradient.dtype == np.float64
+        np.testing.assert_array_equal(gradient, np.asarray(before))
         direction = rng.integers(-8, 9, operand.shape) / 8
 
         def along(steps, name=name, direction=direction):
             changed = {**operands, name: moved(operands[name], direction, steps)}
             three = [changed.pop(x) for x in "qkv"]
-            return objective(three, {**options, **changed}, dout, dlse)
+            return objective(three, {**options, **changed}, dout, dlse * with_dlse)
 
-        difference = float(np.asarray((along(1) - along(-1)) / (2 * STEP)))
-        expected = (gradient * direction).sum()
-        np.testing.assert_allclose(difference, expected, rtol=1e-13, atol=1e-14 * (1 + np.abs(gradient).sum()))
+        difference = (along(1) - along(-1)) / (2 * STEP)
+        error = abs(np.asarray(difference - total(before * direction)))
+        assert error <= 2.0**-56 * (1 + np.abs(gradient).sum())

@@ -55,14 +55,13 @@ def exact_gradients(problem: Problem, dout: Numbers, q: Numbers, k: Numbers, v: 
             delta = delta - dlse[..., None]
         dfinal = np.where(seen, weights * (dweights - delta), 0)  # dbias
         dscores = np.where(seen, dfinal * scores.derivative, 0)
-        dslopes = np.where(seen, dfinal * distances(problem), 0)
         dsink = np.where(sink == -np.inf, 0, np.exp(sink - lse[..., None]) * delta)
         return Gradients(
             dq=problem.softmax_scale * weighted_sum(dscores, k, seen),
             dk=problem.softmax_scale * weighted_sum(dscores.mT, q, seen.mT),
             dv=weighted_sum((weights * factor).mT, dout, seen.mT),
             dbias=dfinal if "bias" in problem.operands else None,
-            dalibi_slopes=-_sum(dslopes) if "alibi_slopes" in problem.operands else None,
+            dalibi_slopes=-_sum(dfinal * distances(problem)) if "alibi_slopes" in problem.operands else None,
             dattn_sink=-_sum(dsink) if "attn_sink" in problem.operands else None,
         )
 

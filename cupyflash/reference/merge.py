@@ -27,6 +27,5 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     scores = np.stack(float64_on_host(*lses), axis=-1)[..., None, :]
     values, scores = wide(outs[0].dtype, values, scores)
     weights, lse, _ = softmax(scores, -np.inf)
-    seen = scores != -np.inf
-    out = weighted_sum(np.where(seen, weights, 0), values, seen)
+    out = weighted_sum(weights, values, scores != -np.inf)
     return tuple(placed(outs[0], [np.asarray(out)[..., 0, :], np.asarray(lse)[..., 0]], [None, None]))
