@@ -57,7 +57,7 @@ def problems(draw):
         "softcap": lambda: draw(st.sampled_from([0.5, 3.0, 1e6])),
         "alibi_slopes": lambda: array(chosen(HEAD_SHAPES), draw(st.sampled_from(wider))),
         "attn_sink": lambda: array(chosen(HEAD_SHAPES), draw(st.sampled_from(wider))),
-        "dropout_p": lambda: draw(st.sampled_from([0.1, 0.5])),
+        "dropout_p": lambda: draw(st.sampled_from([0.2, 0.7])),
         "seqlens_q": lambda: np.asarray(rng.integers(0, sizes["L"] + 1, [sizes[x] for x in chosen(BATCH_SHAPES)])),
         "seqlens_k": lambda: np.asarray(rng.integers(0, sizes["S"] + 1, [sizes[x] for x in chosen(BATCH_SHAPES)])),
     }
