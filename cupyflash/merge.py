@@ -51,7 +51,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     >>> bool(np.allclose(out, attention(q, k, v), atol=1e-6))
     True
     """
-    outs, lses = _checked(outs, lses)
+    outs, lses = checked_parts(outs, lses)
     device = _launch.device_of(array_kind(outs[0], "outs[0]"), outs[0])
     rows, head_dim_v = math.prod(lses[0].shape), outs[0].shape[-1]
     with device:
@@ -78,7 +78,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     return out, lse
 
 
-def _checked(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def checked_parts(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments of :func:`merge`, or an error that says why not."""
     outs, lses = list(outs), list(lses)
     if not outs or len(outs) != len(lses):
         raise ValueError(f"lses: {len(lses)} for {len(outs)} outs; expected as many, at least one")

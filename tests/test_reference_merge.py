@@ -32,10 +32,10 @@ def test_float64_parts_are_merged_with_more_than_float64():
     assert reference.merge(outs, lses)[0] == 2.0**-53
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_a_part_without_keys_adds_nothing(dtype):
-    out, lse = np.array([[2.0], [3.0]], dtype), np.array([5.0, -math.inf])
-    nothing, none = np.full((2, 1), math.nan, dtype), np.full(2, -math.inf)
+@pytest.mark.parametrize(("dtype", "lse_dtype"), [(np.float16, np.float32), (np.float64, np.float64)])
+def test_a_part_without_keys_adds_nothing(dtype, lse_dtype):
+    out, lse = np.array([[2.0], [3.0]], dtype), np.array([5.0, -math.inf], lse_dtype)
+    nothing, none = np.full((2, 1), math.nan, dtype), np.full(2, -math.inf, lse_dtype)
     merged, merged_lse = reference.merge([nothing, out], [none, lse])
     np.testing.assert_array_equal(merged, [[2.0], [0.0]])
     np.testing.assert_array_equal(merged_lse, lse)

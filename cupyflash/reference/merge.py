@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.merge import checked_parts
 from cupyflash.reference.arrays import float64_on_host, placed, wide
 from cupyflash.reference.forward import softmax, weighted_sum
 
@@ -14,15 +15,15 @@ from cupyflash.reference.forward import softmax, weighted_sum
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     """Attention over all keys from that over parts of them: what :func:`cupyflash.merge` is judged against.
 
-    Each of ``outs`` has shape (..., L, Dv) and each of ``lses`` (..., L). A part whose lse is -inf has seen nothing and
-    adds nothing. Returns out and lse in float64, of the kind of the given ones; where outs are float64, computed as in
-    :func:`attention`.
+    Arguments, meaning and errors are those of :func:`cupyflash.merge`. Returns out and lse in float64, of the kind of
+    the given ones; from float64 parts they are computed with about 100 bits.
 
     Examples
     --------
     >>> merge([np.array([[1.0]]), np.array([[5.0]])], [np.log([3.0]), np.log([1.0])])
     (array([[2.]]), array([1.38629436]))
     """
+    outs, lses = checked_parts(outs, lses)
     values = np.stack(float64_on_host(*outs), axis=-2)
     scores = np.stack(float64_on_host(*lses), axis=-1)[..., None, :]
     values, scores = wide(outs[0].dtype, values, scores)
