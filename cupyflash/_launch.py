@@ -119,6 +119,27 @@ def flash_bwd_fma_params(dtype: np.dtype, *gradients: str, variant: np.dtype = N
     return _flash_bwd_params(gradients, "lse", ("scale", dtype), variant=variant)
 
 
+def flash_bwd_dbias_params(base: np.dtype) -> np.dtype:
+    """Parameters of ``flash_bwd_dbias`` and ``flash_bwd_dbias_fma``: of the kernels above, and one more."""
+    fields = [(name, base[name]) for name in base.names]
+    return np.dtype([*fields, ("dbias_column_stride", np.int64)], align=True)
+
+
+def row_sum_params(*, with_lengths: bool) -> np.dtype:
+    """Parameters of ``row_sum``."""
+    operands = ("values", "result", *(["seqlens_q"] if with_lengths else []))
+    return np.dtype(
+        [
+            *((name, SUMMED_OPERAND) for name in operands),
+            ("owner", BATCH_SHAPE),
+            ("reduced", BATCH_SHAPE),
+            ("num_reduced", np.int32),
+            ("seqlen_q", np.int32),
+        ],
+        align=True,
+    )
+
+
 def attention_naive_params(scale_dtype: np.dtype) -> np.dtype:
     """Parameters of the three naive kernels; the scale is float64 for float64."""
     sizes = ("num_batches", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal_shift")

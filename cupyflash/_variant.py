@@ -35,7 +35,7 @@ def defines(problem: Problem, *, return_max: bool = False, split: bool = False) 
     if left is not None:
         constants["BAND_LEFT"] = 1
     if _with_lengths(problem):
-        constants["LENGTHS"] = PACKED if problem.packed else PADDED
+        constants["LENGTHS"] = lengths(problem)
     for name, constant in (("softcap", "SOFTCAP"), ("dropout_p", "DROPOUT")):
         if getattr(problem, name):
             constants[constant] = 1
@@ -49,6 +49,11 @@ def defines(problem: Problem, *, return_max: bool = False, split: bool = False) 
     if return_max:
         constants["RETURN_MAX"] = 1
     return constants
+
+
+def lengths(problem: Problem) -> int:
+    """``LENGTHS``, and 0 where all rows count."""
+    return 0 if not _with_lengths(problem) else PACKED if problem.packed else PADDED
 
 
 def pair_by_pair(problem: Problem) -> bool:

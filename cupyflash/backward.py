@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import _backward_config, _config, _launch, _packing, _supported, _variant
+from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _supported, _variant
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._options import check_flag
@@ -174,6 +174,7 @@ class _Backward:
             kernels.append(self._dkdv(*key_side))
         else:
             kernels += [self._dkdv(name) for name in key_side]
+        kernels += _option_gradients.launches(self, gradients)
         return [*self.before, *kernels, *self.after]
 
     def _add(self, name: str, array, layout: Layout, rows: int, columns: int, *, is_result: bool = False) -> None:
@@ -213,31 +214,31 @@ class _Backward:
         return Launch(_backward_config.flash_bwd_delta(problem), params, tuple(touched))
 
     def _dq(self) -> Launch:
-        terms = self._terms("dquery")
+        terms = self.terms("dquery")
         config = _backward_config.dq(self.problem, self.device.arch, terms.num_owners)
-        return self._launch(config, self._params_dtype("dquery"), terms)
+        return self.launch(config, self.params_dtype("dquery"), terms)
 
     def _dkdv(self, *gradients: str) -> Launch:
-        terms = self._terms(*gradients)
+        terms = self.terms(*gradients)
         config = _backward_config.dkdv(
             self.problem, self.device.arch, terms.num_owners,
             with_dkey="dkey" in gradients, with_dvalue="dvalue" in gradients,
         )  # fmt: skip
-        return self._launch(config, self._params_dtype("dkey", "dvalue"), terms)
+        return self.launch(config, self.params_dtype("dkey", "dvalue"), terms)
 
-    def _params_dtype(self, *gradients: str) -> np.dtype:
+    def params_dtype(self, *gradients: str) -> np.dtype:
         variant = _variant.params_dtype(self.problem, _launch.SUMMED_OPERAND)
         if self.half:
             return _launch.flash_bwd_params(*gradients, variant=variant)
         return _launch.flash_bwd_fma_params(self.problem.dtype, *gradients, variant=variant)
 
-    def _terms(self, *gradients: str) -> Summation:
+    def terms(self, *gradients: str) -> Summation:
         """What gradients that are summed over the same dimensions are made of."""
         names = [*_OPERANDS, "lse_log2" if self.half else "lse", "delta", *_variant.layouts(self.problem), *gradients]
         layouts = {name: self.layouts[name] for name in names}
         return summation(self.problem.batch_shape, layouts[gradients[0]], layouts)
 
-    def _launch(self, config, params_dtype, terms: Summation) -> Launch:
+    def launch(self, config, params_dtype, terms: Summation, **own: Any) -> Launch:
         problem = self.problem
         operands = {
             name: {
@@ -260,5 +261,6 @@ class _Backward:
             **({"scale_log2": problem.softmax_scale * LOG2_E} if self.half else {}),
             scale=problem.softmax_scale,
             variant=_variant.params(problem, operands),
+            **own,
         )
         return Launch(config, params, tuple(self.arrays[name] for name in operands if name in self.arrays))
