@@ -41,7 +41,7 @@ def check_same_place(array, name: str, q, kind: str) -> None:
 def check_element_aligned(array, name: str) -> None:
     size = array.dtype.itemsize
     strides = [stride for length, stride in zip(array.shape, array.strides, strict=True) if length > 1]
-    if array.size and (any(stride % size for stride in strides) or _address(array) % size):
+    if array.size and (any(stride % size for stride in strides) or address(array) % size):
         raise ValueError(f"{name}: its elements do not lie at multiples of their {size} bytes; use {name}.copy()")
 
 
@@ -96,7 +96,7 @@ class _Addresses:
             "shape": array.shape,
             "strides": array.strides,
             "typestr": f"|V{array.dtype.itemsize}",
-            "data": (_address(array), True),
+            "data": (address(array), True),
         }
 
 
@@ -104,5 +104,5 @@ def _bytes_of(array) -> np.ndarray:
     return np.asarray(_Addresses(array))
 
 
-def _address(array) -> int:
+def address(array) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr

@@ -21,6 +21,7 @@ from cupyflash._config import (
     shared_memory_per_block,
 )
 from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
+from cupyflash._user_functions import user_functions
 from cupyflash._variant import ELEMENT
 
 ROWS_PER_BLOCK = 4  # of flash_bwd_delta: one warp each
@@ -120,6 +121,7 @@ def flash_bwd_dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: b
         grid=grid_of(ceil_div(problem.seqlen_k, tile.block_n) * num_owners),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=2 * tile.block_n * row + tile.num_stages * stage_bytes,
+        user_functions=user_functions(problem),
     )
 
 
@@ -133,6 +135,7 @@ def flash_bwd_dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * num_owners),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=2 * (tile.block_m + tile.num_stages * tile.block_n) * _row_elements(problem),
+        user_functions=user_functions(problem),
     )
 
 
@@ -151,6 +154,7 @@ def flash_bwd_dkdv_fma(
         block=tile.num_warps * WARP_SIZE,
         # The queries and their dout take turns in one place.
         shared_bytes=tile.block_n * (owned + row_weights) + tile.block_m * max(row_q, row_v),
+        user_functions=user_functions(problem),
     )
 
 
@@ -166,6 +170,7 @@ def flash_bwd_dq_fma(problem: Problem, arch: str, num_owners: int) -> KernelConf
         block=tile.num_warps * WARP_SIZE,
         # The values and the keys take turns in one place.
         shared_bytes=tile.block_m * (row_q + row_v + row_dscores) + tile.block_n * max(row_q, row_v),
+        user_functions=user_functions(problem),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyflash import _numerics, _variant
 from cupyflash._problem import BFLOAT16, FLOAT64, HALF_TYPES, Problem
+from cupyflash._user_functions import UserFunctions, user_functions
 from cupyflash._variant import ELEMENT
 
 MAX_BLOCKS = 2**31 - 1
@@ -62,6 +63,7 @@ class KernelConfig:
     grid: int
     block: int
     shared_bytes: int = 0
+    user_functions: UserFunctions | None = None
 
 
 def shared_memory_per_block(arch: str) -> int:
@@ -176,6 +178,7 @@ def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=shared_bytes(tile),
+        user_functions=user_functions(problem),
     )
 
 
@@ -236,6 +239,7 @@ def flash_fwd_fma(problem: Problem, arch: str) -> KernelConfig:
         grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=shared_bytes(tile),
+        user_functions=user_functions(problem),
     )
 
 

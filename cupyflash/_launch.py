@@ -6,8 +6,9 @@ bytes (addresses aside). A kernel takes one structure, packed here as a NumPy st
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,14 +243,21 @@ class Simulator:
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
 
+    def kernel(self, config: KernelConfig) -> Callable[..., None]:
+        source = _source.render(config.file, config.defines, config.user_functions)
+        with _explained(config, self._ptxsim.CompileError):
+            module = _memoised(
+                ("ptxsim", self.arch, source), lambda: self._ptxsim.RawModule(code=source, options=OPTIONS)
+            )
+            kernel = module.get_function(config.name)
+        if config.shared_bytes:
+            kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+        return kernel
+
     def launch(self, launch: Launch) -> None:
         config = launch.config
-        source = _source.render(config.file, config.defines)
-        module = _memoised(("ptxsim", self.arch, source), lambda: self._ptxsim.RawModule(code=source, options=OPTIONS))
+        kernel = self.kernel(config)
         with self._ptxsim.device_memory(*launch.arrays):
-            kernel = module.get_function(config.name)
-            if config.shared_bytes:
-                kernel.max_dynamic_shared_size_bytes = config.shared_bytes
             kernel((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
 
 
@@ -286,14 +294,17 @@ class Gpu:
     def address(self, array) -> int:
         return array.data.ptr
 
+    def kernel(self, config: KernelConfig) -> Callable[..., None]:
+        source = _source.render(config.file, config.defines, config.user_functions)
+        module = _memoised(("cupy", source), lambda: self._cupy.RawModule(code=source, options=OPTIONS))
+        with _explained(config, self._cupy.cuda.compiler.CompileException):
+            return _memoised(
+                ("kernel", self._device_id, source, config.name), lambda: self._kernel(module, config)
+            )  # per device: the shared-memory limit is an attribute of the kernel there
+
     def launch(self, launch: Launch) -> None:
         config = launch.config
-        source = _source.render(config.file, config.defines)
-        module = _memoised(("cupy", source), lambda: self._cupy.RawModule(code=source, options=OPTIONS))
-        kernel = _memoised(
-            ("kernel", self._device_id, source, config.name), lambda: self._kernel(module, config)
-        )  # per device: the shared-memory limit is an attribute of the kernel there
-        kernel((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
+        self.kernel(config)((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
 
     def _kernel(self, module, config: KernelConfig):
         kernel = module.get_function(config.name)
@@ -308,10 +319,28 @@ def device_of(kind: str, array: Any) -> Simulator | Gpu:
 
 
 def run(device: Simulator | Gpu, launches: Iterable[Launch]) -> None:
-    """Run the launches in order; an empty grid is skipped, for which CuPy would launch one block."""
+    """Run the launches in order; an empty grid is skipped, for which CuPy would launch one block.
+
+    Where a user's expression does not compile, none is run.
+    """
+    launches = [launch for launch in launches if launch.config.grid]
     for launch in launches:
-        if launch.config.grid:
-            device.launch(launch)
+        if launch.config.user_functions:
+            device.kernel(launch.config)
+    for launch in launches:
+        device.launch(launch)
+
+
+@contextlib.contextmanager
+def _explained(config: KernelConfig, error_type: type[Exception]) -> Iterator[None]:
+    """What the compiler says of a user's expression is a ValueError."""
+    try:
+        yield
+    except error_type as error:
+        explained = config.user_functions and config.user_functions.error(str(error))
+        if not explained:
+            raise
+        raise explained from error
 
 
 _memo: dict[Sequence[Any], Any] = {}

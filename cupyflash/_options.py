@@ -12,6 +12,7 @@ import numpy as np
 
 from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, check_same_place
 from cupyflash._numerics import PLAIN, Numerics
+from cupyflash._user_functions import check_one_expression
 
 Align = Literal["bottom-right", "top-left"]
 Window = tuple[int | None, int | None]
@@ -127,6 +128,7 @@ def check_expression(name: str, expression: Any) -> None:
         raise TypeError(f"{name}: expected a C++ expression as a str, or None, not {expression!r}")
     if not expression.strip() or not expression.isascii() or "\0" in expression:
         raise ValueError(f"{name}: {expression!r} is not a C++ expression in ASCII characters")
+    check_one_expression(name, expression)
 
 
 def checked_aux(aux: Any, q: Any, kind: str, *, with_expression: bool) -> dict[str, Any]:

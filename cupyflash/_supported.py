@@ -22,6 +22,8 @@ FORWARD_HALF = frozenset(
         "seqlens_k",
         "dropout_p",
         "return_max",
+        "score_mod",
+        "mask_mod",
         "cu_seqlens",
         "split_size",
         "numerics",

@@ -16,6 +16,7 @@ from cupyflash._arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupyflash._options import DROPOUT_STEPS
 from cupyflash._problem import Layout, Problem
 from cupyflash._shapes import MAX_SEQLEN
+from cupyflash._user_functions import aux_dtype, aux_params, user_functions
 
 #: Names of the element types in the kernels.
 ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "double"}
@@ -48,6 +49,8 @@ def defines(problem: Problem, *, return_max: bool = False, split: bool = False) 
         constants["SPLIT"] = 1
     if return_max:
         constants["RETURN_MAX"] = 1
+    if functions := user_functions(problem):
+        constants |= functions.constants
     return constants
 
 
@@ -58,7 +61,11 @@ def lengths(problem: Problem) -> int:
 
 def pair_by_pair(problem: Problem) -> bool:
     """Whether kernels compute each score by its indices, and not from the product alone (``PAIR_BY_PAIR``)."""
-    return problem.softcap is not None or any(name in problem.operands for name in ("mask", "bias", "alibi_slopes"))
+    return (
+        problem.softcap is not None
+        or user_functions(problem) is not None
+        or any(name in problem.operands for name in ("mask", "bias", "alibi_slopes"))
+    )
 
 
 def band(problem: Problem) -> dict[str, int]:
@@ -72,12 +79,12 @@ def band(problem: Problem) -> dict[str, int]:
 
 
 def arrays(problem: Problem, device: Any) -> dict[str, Any]:
-    """The optional operands that kernels read, on the device."""
+    """The optional operands and the arrays of expressions, which kernels read, on the device."""
     result = {name: device.from_host(array) if name in _LENGTHS else array for name, array in problem.operands.items()}
     if problem.packed:
         offsets = problem.packed.offsets_q, problem.packed.offsets_k
         result |= {name: device.from_host(array) for name, array in zip(_LENGTHS, offsets, strict=True)}
-    return result
+    return result | {f"aux[{name!r}]": array for name, array in problem.aux.items()}
 
 
 def layouts(problem: Problem) -> dict[str, Layout]:
@@ -123,6 +130,8 @@ def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = Fals
         ]
     if return_max:
         fields.append(("row_max", np.uint64))
+    if user_functions(problem):
+        fields.append(("aux", aux_dtype(problem.aux)))
     return np.dtype(fields or [("empty", np.uint8)], align=True)
 
 
@@ -161,6 +170,8 @@ def params(
         values |= {"batch_number": operands["batch_number"], "num_heads": num_heads(problem)}
     if row_max is not None:
         values["row_max"] = row_max
+    if user_functions(problem):
+        values["aux"] = aux_params(problem.aux)
     return values
 
 
@@ -174,4 +185,4 @@ def _with_lengths(problem: Problem) -> bool:
 
 
 def _with_batch_number(problem: Problem) -> bool:
-    return problem.dropout_p > 0 or problem.packed is not None
+    return problem.dropout_p > 0 or problem.packed is not None or user_functions(problem) is not None

@@ -13,9 +13,9 @@ struct Dropout {
         : philox(params.variant.philox),
           drop_below(params.variant.drop_below),
           keep_scale(params.variant.keep_scale) {
-        const int64_t number = reinterpret_cast<int64_t>(rows(params.variant.batch_number));
-        head = uint32_t(number % params.variant.num_heads);
-        batch = uint32_t(number / params.variant.num_heads);
+        const BatchAndHead matrix(params, rows);
+        head = matrix.head;
+        batch = matrix.batch;
     }
 
     __device__ uint4 words(int i, int j) const { return philox({uint32_t(j) >> 2, uint32_t(i), head, batch}); }

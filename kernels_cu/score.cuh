@@ -1,4 +1,4 @@
-// The final score of a pair, from the product q . k: scaled, capped, biased.
+// The final score of a pair, from the product q . k: scaled, capped, modified, biased.
 
 struct ScoreFunction {
     Compute scale;
@@ -14,6 +14,10 @@ struct ScoreFunction {
 #endif
 #if MASK
     PairValues<unsigned char> mask;
+#endif
+#if SCORE_MOD || MASK_MOD
+    int b, h, seqlen_q, seqlen_k;
+    AuxArrays aux;
 #endif
 
     // `rows` gives an operand's matrix for this batch.
@@ -32,6 +36,12 @@ struct ScoreFunction {
 #if MASK
         mask = params.variant.mask.of_batch(rows);
 #endif
+#if SCORE_MOD || MASK_MOD
+        const BatchAndHead matrix(params, rows);
+        b = matrix.batch, h = matrix.head;
+        seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
+        aux = params.variant.aux;
+#endif
     }
 
     // Of query i and key j, which both exist.
@@ -39,6 +49,11 @@ struct ScoreFunction {
         Dual score = {product * scale, Compute(1)};
 #if SOFTCAP
         score = softcapped(score, cap);
+#endif
+#if SCORE_MOD
+        const Dual modified = score_mod({score.value, Compute(1)}, pair(i, j), aux);
+        score = {modified.value, modified.derivative * score.derivative};
+        if (score.value == -infinity()) return score;   // removed, whatever is added to it
 #endif
 #ifdef BIAS
         score.value += Compute(Element<BIAS>::load(bias(i, j)));
@@ -54,8 +69,16 @@ struct ScoreFunction {
 #if MASK
         if (!mask(i, j)) return false;
 #endif
+#if MASK_MOD
+        if (!mask_mod(pair(i, j), aux)) return false;
+#endif
         return true;
     }
+
+#if SCORE_MOD || MASK_MOD
+private:
+    __device__ __forceinline__ Pair pair(int i, int j) const { return {b, h, i, j, seqlen_q, seqlen_k}; }
+#endif
 };
 
 // A score in base 2 for ex2. One that is finite stays so: a large negative bias is a number, only -inf removes.

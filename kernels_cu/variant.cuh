@@ -7,8 +7,11 @@
 //   MASK, DROPOUT           a bool for each pair; random ones
 //   SPLIT                   a block sees split_size keys only, and stores its part for flash_combine.cu
 //   RETURN_MAX              also store each row's maximum
+//   SCORE_MOD, MASK_MOD     a user's functions of a pair, written out in place of the include below
 //
-// Their order: scale, softcap, bias, ALiBi; masks; sink; softmax; dropout.
+// Their order: scale, softcap, score_mod, bias, ALiBi; masks; sink; softmax; dropout.
+
+#include "user_functions.cuh"
 
 #ifndef BAND_LEFT
 #define BAND_LEFT 0
@@ -27,6 +30,12 @@
 #endif
 #ifndef SPLIT
 #define SPLIT 0
+#endif
+#ifndef SCORE_MOD
+#define SCORE_MOD 0
+#endif
+#ifndef MASK_MOD
+#define MASK_MOD 0
 #endif
 #ifndef RETURN_MAX
 #define RETURN_MAX 0
@@ -50,9 +59,9 @@ constexpr bool WITH_SINK = true;
 constexpr bool WITH_SINK = false;
 #endif
 
-constexpr bool CHANGES_SCORES = SOFTCAP || WITH_BIAS || WITH_ALIBI;
+constexpr bool CHANGES_SCORES = SOFTCAP || SCORE_MOD || WITH_BIAS || WITH_ALIBI;
 // Whether a pair may be removed in any tile, not only where a band or the last key cuts it.
-constexpr bool REMOVES_ANYWHERE = MASK || WITH_BIAS;
+constexpr bool REMOVES_ANYWHERE = MASK || MASK_MOD || SCORE_MOD || WITH_BIAS;
 // Whether each pair is looked at by itself, by its indices.
 constexpr bool PAIR_BY_PAIR = CHANGES_SCORES || REMOVES_ANYWHERE;
 
@@ -73,6 +82,18 @@ struct PairOperand {
     // `rows` gives an operand's matrix for this batch.
     template <typename Rows>
     __device__ PairValues<T> of_batch(Rows rows) const { return {rows(operand), operand.row_stride, column_stride}; }
+};
+
+// Which matrix of the result a block computes, as dropout and a user's functions count them.
+struct BatchAndHead {
+    int batch, head;
+
+    template <typename Params, typename Rows>
+    __device__ BatchAndHead(const Params& params, Rows rows) {
+        const int64_t number = reinterpret_cast<int64_t>(rows(params.variant.batch_number));
+        batch = int(number / params.variant.num_heads);
+        head = int(number % params.variant.num_heads);
+    }
 };
 
 // What the variants that are on read. OperandOf: Operand in the forward, SummedOperand in the backward.
@@ -108,7 +129,7 @@ struct VariantParams {
     uint32_t drop_below;                         // a pair is kept iff its word is at least this
     Compute keep_scale;                          // 1 / (1 - p)
 #endif
-#if DROPOUT || LENGTHS == 2
+#if DROPOUT || LENGTHS == 2 || SCORE_MOD || MASK_MOD
     OperandOf<const char> batch_number;          // at address 0, one byte for each matrix of the result
     int num_heads;                               // of the result: batch number = batch * num_heads + head
 #endif
@@ -119,5 +140,8 @@ struct VariantParams {
 #endif
 #if RETURN_MAX
     Compute* row_max;                            // as lse
+#endif
+#if SCORE_MOD || MASK_MOD
+    AuxArrays aux;
 #endif
 };

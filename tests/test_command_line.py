@@ -334,8 +334,8 @@ def test_source_is_what_calls_compile(folder, monkeypatch):
     rendered = []
     original = _source.render
 
-    def render(kernel, defines):
-        rendered.append(original(kernel, defines))
+    def render(*variant):
+        rendered.append(original(*variant))
         return rendered[-1]
 
     monkeypatch.setattr(_source, "render", render)

@@ -21,8 +21,8 @@ def altered_sources(right: str, wrong: str) -> Iterator[None]:
     """Within the block, kernels are compiled with ``wrong`` in the one place where their source says ``right``."""
     original = _source.render
 
-    def render(kernel, defines):
-        source = original(kernel, defines)
+    def render(kernel, *variant):
+        source = original(kernel, *variant)
         if source.count(right) != 1:
             raise ValueError(f"right: {right!r} occurs {source.count(right)} times in {kernel}, expected once")
         return source.replace(right, wrong)
