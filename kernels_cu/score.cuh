@@ -39,7 +39,7 @@ struct ScoreFunction {
 #if SCORE_MOD || MASK_MOD
         const BatchAndHead matrix(params, rows);
         b = matrix.batch, h = matrix.head;
-        seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
+        seqlen_q = sequence.seqlen_q, seqlen_k = sequence.num_keys;
         aux = params.variant.aux;
 #endif
     }

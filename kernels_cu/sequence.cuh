@@ -7,6 +7,7 @@ struct Sequence {
     int shift = 0;                            // the diagonal: query i at key i + shift
     int band_left, band_right;
     int split = 0, split_begin = 0;           // which part of the keys, and its first key
+    int num_keys;                             // of all parts
 
     // `rows` gives an operand's matrix for this batch.
     template <typename Params, typename Rows>
@@ -31,6 +32,7 @@ struct Sequence {
 #elif defined(ALIBI)
         shift = params.variant.shift;
 #endif
+        num_keys = seqlen_k;
     }
 
     // Leaves the keys of one part.
