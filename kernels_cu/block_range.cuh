@@ -17,13 +17,14 @@ __device__ __forceinline__ KeyTiles key_tiles(int first_query, const Sequence& s
     tiles.interior_end = seen_by_all / BLOCK_N;
     tiles.end = ceil_div(seen_by_any, BLOCK_N);
     if constexpr (BAND_LEFT) {
-        tiles.begin = first_visible_key(first_query, sequence.seqlen_k, sequence.band_left) / BLOCK_N;
+        const int seen_first = first_visible_key(first_query, sequence.seqlen_k, sequence.band_left);
+        tiles.begin = seen_first < sequence.seqlen_k ? seen_first / BLOCK_N : tiles.end;
         const int seen_by_last = first_visible_key(last_query, sequence.seqlen_k, sequence.band_left);
         tiles.interior_begin = min(ceil_div(seen_by_last, BLOCK_N), tiles.end);
     }
     if constexpr (SPLIT) tiles.begin = max(tiles.begin, sequence.split_begin / BLOCK_N);
     if constexpr (LENGTHS)
-        if (last_query < first_query) tiles.end = 0;   // no query of this tile exists
+        if (last_query < first_query) tiles.interior_end = tiles.end = 0;   // no query of this tile exists
     return tiles;
 }
 
@@ -52,9 +53,11 @@ __device__ __forceinline__ QueryTiles query_tiles(int first_key, const Sequence&
         const int64_t last_sees_all = int64_t(first_key) - sequence.band_left;
         tiles.end = int(min(max(last_sees_any + BLOCK_M, int64_t(0)) / BLOCK_M, int64_t(num_tiles)));
         tiles.interior_end = int(min(max(last_sees_all + 1, int64_t(0)) / BLOCK_M, int64_t(num_tiles)));
+        if (BAND_RIGHT && int64_t(first_key) - sequence.band_right >= sequence.seqlen_q) tiles.begin = tiles.end;
+        tiles.interior_begin = min(tiles.interior_begin, tiles.end);
     }
     if constexpr (LENGTHS)
-        if (last_key < first_key) tiles.end = tiles.begin;   // no key of this tile exists
+        if (last_key < first_key) tiles = {0, 0, 0, 0};   // no key of this tile exists
     return tiles;
 }
 
