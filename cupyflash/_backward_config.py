@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,8 +106,11 @@ def dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
 
 
 def flash_bwd_delta(problem: Problem) -> KernelConfig:
-    grid = ceil_div(problem.seqlen_q * problem.num_batches, ROWS_PER_BLOCK)
-    return KernelConfig("flash_bwd_delta", "flash_bwd_delta", {"ELEMENT": ELEMENT[problem.dtype]}, grid_of(grid), 128)
+    rows = math.prod(problem.lse_shape)
+    defines = {"ELEMENT": ELEMENT[problem.dtype]}
+    if lengths := _variant.lengths(problem):
+        defines["LENGTHS"] = lengths
+    return KernelConfig("flash_bwd_delta", "flash_bwd_delta", defines, grid_of(ceil_div(rows, ROWS_PER_BLOCK)), 128)
 
 
 def flash_bwd_dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: bool, with_dvalue: bool) -> KernelConfig:

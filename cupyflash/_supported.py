@@ -30,7 +30,7 @@ FORWARD_HALF = frozenset(
     }
 )
 BACKWARD: frozenset[str] = frozenset()
-BACKWARD_HALF: frozenset[str] = frozenset()
+BACKWARD_HALF = frozenset({"window_size", "softcap", "mask", "seqlens_q", "seqlens_k", "dropout_p", "split_size"})
 
 
 def options_of(problem: Problem) -> set[str]:

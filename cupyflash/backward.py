@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,7 +169,7 @@ class _Backward:
                 layout = problem.layout(gradient, shared_heads)
                 self._add(name, gradient, layout, rows, columns, is_result=True)
                 if shared_heads:
-                    key_side[name] = summed_dims(problem.batch_shape, layout)
+                    key_side[name] = summed_dims(problem.batch_shape, self._owned(name))
         if "dquery" in self.arrays:
             kernels.append(self._dq())
         if len(set(key_side.values())) == 1 and _backward_config.one_pass_for_keys_and_values(problem):
@@ -193,7 +195,12 @@ class _Backward:
     def _delta(self) -> Launch:
         problem, names = self.problem, ("out", "dout")
         rows = {name: self.arrays.get(name) for name in ("lse", "dlse", "delta", "lse_log2")}
-        sizes, strides = merge_batch_dims(problem.batch_shape, *(self.layouts[name].batch_strides for name in names))
+        # Sequences of a packed batch are one after the other: its rows are a matrix of each head.
+        first_axis = 1 if problem.packed else 0
+        batch_shape = problem.batch_shape[first_axis:]
+        sizes, strides = merge_batch_dims(
+            batch_shape, *(self.layouts[name].batch_strides[first_axis:] for name in names)
+        )
         params = _launch.pack(
             _launch.FLASH_BWD_DELTA,
             **{
@@ -206,8 +213,8 @@ class _Backward:
             },
             **{name: 0 if array is None else self.device.address(array) for name, array in rows.items()},
             batch=_launch.batch_shape(sizes),
-            num_batches=problem.num_batches,
-            seqlen_q=problem.seqlen_q,
+            num_batches=math.prod(batch_shape),
+            seqlen_q=problem.rows_q,
             head_dim_v=problem.head_dim_v,
         )
         touched = [*(self.arrays[name] for name in names), *(array for array in rows.values() if array is not None)]
@@ -236,7 +243,12 @@ class _Backward:
         """What gradients that are summed over the same dimensions are made of."""
         names = [*_OPERANDS, "lse_log2" if self.half else "lse", "delta", *_variant.layouts(self.problem), *gradients]
         layouts = {name: self.layouts[name] for name in names}
-        return summation(self.problem.batch_shape, layouts[gradients[0]], layouts)
+        return summation(self.problem.batch_shape, self._owned(gradients[0]), layouts)
+
+    def _owned(self, gradient: str) -> Layout:
+        """Its layout, for what has an extent: a packed array's sequences have one, without a stride."""
+        layout = self.layouts[gradient]
+        return replace(layout, batch_strides=(1, *layout.batch_strides[1:])) if self.problem.packed else layout
 
     def launch(self, config, params_dtype, terms: Summation, **own: Any) -> Launch:
         problem = self.problem

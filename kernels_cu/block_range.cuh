@@ -56,8 +56,10 @@ __device__ __forceinline__ QueryTiles query_tiles(int first_key, const Sequence&
         if (BAND_RIGHT && int64_t(first_key) - sequence.band_right >= sequence.seqlen_q) tiles.begin = tiles.end;
         tiles.interior_begin = min(tiles.interior_begin, tiles.end);
     }
-    if constexpr (LENGTHS)
+    if constexpr (LENGTHS) {
         if (last_key < first_key) tiles = {0, 0, 0, 0};   // no key of this tile exists
+        if (last_key - first_key < BLOCK_N - 1) tiles.interior_begin = tiles.end;   // some do not, and get nothing
+    }
     return tiles;
 }
 

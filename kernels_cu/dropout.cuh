@@ -26,11 +26,25 @@ struct Dropout {
         return word >= drop_below;
     }
 
-    // Bits that are left of a pair at columns j and j + 1, j even: both are words of one counter.
-    __device__ uint32_t kept_pair(int i, int j) const {
+    // Bits that are left of a packed pair at keys j and j + 1, j even: both are words of one counter.
+    __device__ uint32_t kept_keys(int i, int j) const {
         const uint4 four = words(i, j);
         const uint2 pair = j & 2 ? uint2{four.z, four.w} : uint2{four.x, four.y};
-        return (pair.x >= drop_below ? 0x0000ffff : 0) | (pair.y >= drop_below ? 0xffff0000 : 0);
+        return kept_bits(pair.x >= drop_below, pair.y >= drop_below);
+    }
+
+    // The same at queries i and i + 1.
+    __device__ uint32_t kept_queries(int i, int j) const { return kept_bits(keeps(i, j), keeps(i + 1, j)); }
+
+    // Makes gradients of dropped and scaled weights those of the weights.
+    __device__ void scale(float* pair, uint32_t kept) const {
+        pair[0] *= kept & 0x0000ffff ? keep_scale : Compute(0);
+        pair[1] *= kept & 0xffff0000 ? keep_scale : Compute(0);
+    }
+
+private:
+    static __device__ uint32_t kept_bits(bool low, bool high) {
+        return (low ? 0x0000ffff : 0) | (high ? 0xffff0000 : 0);
     }
 #else
     template <typename Params, typename Rows>

@@ -12,6 +12,10 @@
 using Bits = Element<ELEMENT>::Bits;
 using Compute = Element<ELEMENT>::Compute;
 
+#ifndef LENGTHS
+#define LENGTHS 0   // whether there are rows that belong to no query, and are not read: their lse is -inf
+#endif
+
 struct Params {
     Operand<const Bits> out, dout;
     const Compute* lse;    // (batch, seqlen_q), as are all that follow
@@ -27,6 +31,15 @@ extern "C" __global__ void flash_bwd_delta(const __grid_constant__ Params params
     const int64_t query = int64_t(blockIdx.x) * (blockDim.x / WARP_SIZE) + threadIdx.x / WARP_SIZE;
     if (query >= int64_t(params.num_batches) * params.seqlen_q) return;
     const int batch = int(query / params.seqlen_q), row = int(query % params.seqlen_q);
+
+    const Compute lse = params.lse[query];
+    if (LENGTHS && lse == -infinity()) {
+        if (lane == 0) {
+            params.delta[query] = 0;
+            if (params.lse_log2) params.lse_log2[query] = infinity();
+        }
+        return;
+    }
 
     const Bits* out = params.out.matrix(params.batch, batch) + row * params.out.row_stride;
     const Bits* dout = params.dout.matrix(params.batch, batch) + row * params.dout.row_stride;

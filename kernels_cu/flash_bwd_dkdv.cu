@@ -64,10 +64,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     const int num_key_tiles = ceil_div(params.seqlen_k, BLOCK_N);
     const int owner = blockIdx.x / num_key_tiles;
     const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
-    const int num_keys = min(BLOCK_N, params.seqlen_k - first_key);
     const int warp_row = warp * M_TILES * MMA_M;
-    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
-    const QueryTiles tiles = query_tiles(first_key, sequence);
+#if LENGTHS == 2
+    const Sequence own(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const int num_rows = min(BLOCK_N, own.seqlen_k - first_key);   // of the gradients
+    if (num_rows <= 0) return;   // a tile that only the longest sequences have
+    const int64_t first_row = own.first_key + first_key;
+#else
+    const int num_rows = min(BLOCK_N, params.seqlen_k - first_key);   // also keys behind a length, whose rows are 0
+    const int64_t first_row = first_key;
+#endif
 
     const FragmentAddress key_address = fragment_address(key_tile, warp_row, lane);
     const FragmentAddress value_address = fragment_address(value_tile, warp_row, lane);
@@ -80,23 +86,29 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
+        const Sequence sequence(params, rows);
+        const int num_keys = min(BLOCK_N, sequence.seqlen_k - first_key);
+        const QueryTiles tiles = query_tiles(first_key, sequence);
         const int first_query = tiles.begin * BLOCK_M;
+        const ScoreFunction score_function(params, sequence, rows);
+        const Dropout dropout(params, rows);
         TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS>(
-            key_tile, rows(params.key) + first_key * params.key.row_stride,
+            key_tile, rows(params.key) + (sequence.first_key + first_key) * params.key.row_stride,
             params.key.row_stride, params.head_dim, thread).load_async(num_keys);
         TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS>(
-            value_tile, rows(params.value) + first_key * params.value.row_stride,
+            value_tile, rows(params.value) + (sequence.first_key + first_key) * params.value.row_stride,
             params.value.row_stride, params.head_dim_v, thread).load_async(num_keys);
         TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS> query_loader(
-            query_tile, rows(params.query) + first_query * params.query.row_stride,
+            query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
             params.query.row_stride, params.head_dim, thread);
         TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS> dout_loader(
-            dout_tile, rows(params.dout) + first_query * params.dout.row_stride,
+            dout_tile, rows(params.dout) + (sequence.first_query + first_query) * params.dout.row_stride,
             params.dout.row_stride, params.head_dim_v, thread);
-        RowLoader lse_loader(lse_base, rows(params.lse_log2) + first_query, thread);
-        RowLoader delta_loader(delta_base, rows(params.delta) + first_query, thread);
+        RowLoader lse_loader(lse_base, rows(params.lse_log2) + sequence.first_query + first_query, thread);
+        RowLoader delta_loader(delta_base, rows(params.delta) + sequence.first_query + first_query, thread);
 
-        int queries_left = params.seqlen_q - first_query, stage = 0;
+        int queries_left = (BAND_LEFT ? min(sequence.seqlen_q, tiles.end * BLOCK_M) : sequence.seqlen_q) - first_query;
+        int stage = 0;
         auto fetch = [&](int stage) {
             query_loader.load_async(queries_left, stage);
             dout_loader.load_async(queries_left, stage);
@@ -119,11 +131,39 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
 
             const TransposedTileMask<M_TILES> mask(
                 int64_t(first_key) + warp_row, tile * BLOCK_M, sequence, lane);
-            if constexpr (boundary.value && BAND_RIGHT) {
+            auto final_score_of = [&](int m, int n, int i) {
+                const int half = i / 2, column = n * MMA_N + lane % 4 * 2 + i % 2;
+                return final_score(score_function, sequence, scores[m][n][i], tile * BLOCK_M + column,
+                                   first_key + warp_row + m * MMA_M + half * 8 + lane / 4,
+                                   !boundary.value || mask.visible(m, half, column));
+            };
+            auto weight_pair = [&](int m, int n, int half, float2 lse_log2, float2 delta) {
+                const float* dweight = dweights[m][n] + 2 * half;
+                const int column = n * MMA_N + lane % 4 * 2;
+                if constexpr (PAIR_BY_PAIR)
+                    return WeightPair(final_score_of(m, n, 2 * half), final_score_of(m, n, 2 * half + 1), dweight,
+                                      lse_log2, delta);
+                else
+                    return WeightPair(scores[m][n] + 2 * half, dweight, params.scale_log2, lse_log2, delta,
+                                      !boundary.value || mask.visible(m, half, column),
+                                      !boundary.value || mask.visible(m, half, column + 1));
+            };
+            if constexpr (boundary.value && (BANDED || LENGTHS || REMOVES_ANYWHERE)) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(query_loader, stage) ||
                                      holds_nonfinite<ELEMENT>(dout_loader, stage))) {
-                    // A query that is not finite has made dS NaN for the keys that it sees.
-                    if (WITH_DVALUE) spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, mask, lane);
+                    // A query that is not finite has made dS NaN for the keys that it sees, unless a score function
+                    // made something finite of infinity.
+                    auto spread = [&](const auto& seen) {
+                        if (WITH_DVALUE)
+                            spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, seen, lane);
+                        if (WITH_DKEY && CHANGES_SCORES)
+                            spread_nonfinite<ELEMENT>(dkey, QueryTile{query_tile.base + stage}, seen, lane);
+                    };
+                    if constexpr (REMOVES_ANYWHERE)
+                        spread(SeenColumns<M_TILES, N_TILES>(
+                            lane, [&](int m, int n, int i) { return final_score_of(m, n, i).value != -infinity(); }));
+                    else
+                        spread(mask);
                     __syncthreads();   // every warp has seen the values
                     remove_nonfinite<ELEMENT>(query_loader, stage);
                     remove_nonfinite<ELEMENT>(dout_loader, stage);
@@ -144,11 +184,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
                     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half,
-                                                  params.scale_log2, lse_log2, delta,
-                                                  !boundary.value || mask.visible(m, half, column),
-                                                  !boundary.value || mask.visible(m, half, column + 1));
+#if DROPOUT
+                            const uint32_t kept = dropout.kept_queries(
+                                tile * BLOCK_M + column, first_key + warp_row + m * MMA_M + half * 8 + lane / 4);
+                            dropout.scale(dweights[m][n] + 2 * half, kept);
+#endif
+                            const WeightPair pair = weight_pair(m, n, half, lse_log2, delta);
                             weight[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.weight.x, pair.weight.y);
+#if DROPOUT
+                            weight[m][n % 2 * 2 + half] &= kept;
+#endif
                             dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
                         }
                 }
@@ -169,12 +214,17 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     }
 
     if (WITH_DKEY) store_fragments<ELEMENT>(key_tile, warp_row, dkey, params.scale, lane);
-    if (WITH_DVALUE) store_fragments<ELEMENT>(value_tile, warp_row, dvalue, 1.0f, lane);
+#if DROPOUT
+    const float value_factor = params.variant.keep_scale;
+#else
+    const float value_factor = 1.0f;
+#endif
+    if (WITH_DVALUE) store_fragments<ELEMENT>(value_tile, warp_row, dvalue, value_factor, lane);
     __syncwarp();   // a warp stores only the rows that it wrote
     auto store = [&](auto tile, const SummedOperand<uint16_t>& gradient, int head_dim) {
         uint16_t* matrix = gradient.matrix(params.owner, owner, params.reduced, 0);
-        store_rows<M_TILES * MMA_M>(tile, warp_row, matrix + first_key * gradient.row_stride, gradient.row_stride,
-                                    num_keys, head_dim, lane);
+        store_rows<M_TILES * MMA_M>(tile, warp_row, matrix + first_row * gradient.row_stride, gradient.row_stride,
+                                    num_rows, head_dim, lane);
     };
     if (WITH_DKEY) store(key_tile, params.dkey, params.head_dim);
     if (WITH_DVALUE) store(value_tile, params.dvalue, params.head_dim_v);

@@ -63,10 +63,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
     const int owner = blockIdx.x / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
-    const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
     const int warp_row = warp * M_TILES * MMA_M;
-    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
-    const KeyTiles tiles = key_tiles(first_query, sequence);
+#if LENGTHS == 2
+    const Sequence own(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const int num_rows = min(BLOCK_M, own.seqlen_q - first_query);   // of the gradient
+    if (num_rows <= 0) return;   // a tile that only the longest sequences have
+    const int64_t first_row = own.first_query + first_query;
+#else
+    const int num_rows = min(BLOCK_M, params.seqlen_q - first_query);   // also queries behind a length, whose rows are 0
+    const int64_t first_row = first_query;
+#endif
 
     const FragmentAddress query_address = fragment_address(query_tile, warp_row, lane);
     const FragmentAddress dout_address = fragment_address(dout_tile, warp_row, lane);
@@ -78,19 +84,27 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
+        const Sequence sequence(params, rows);
+        const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);
+        KeyTiles tiles = key_tiles(first_query, sequence);
+        if (LENGTHS && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;   // rows without a query get nothing
+        const ScoreFunction score_function(params, sequence, rows);
+        const Dropout dropout(params, rows);
         TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
-            query_tile, rows(params.query) + first_query * params.query.row_stride,
+            query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
             params.query.row_stride, params.head_dim, thread).load_async(num_queries);
         TileLoader<BLOCK_M, HEAD_DIM_V, NUM_THREADS>(
-            dout_tile, rows(params.dout) + first_query * params.dout.row_stride,
+            dout_tile, rows(params.dout) + (sequence.first_query + first_query) * params.dout.row_stride,
             params.dout.row_stride, params.head_dim_v, thread).load_async(num_queries);
         TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
-            key_tile, rows(params.key), params.key.row_stride, params.head_dim, thread);
+            key_tile, rows(params.key) + (sequence.first_key + tiles.begin * BLOCK_N) * params.key.row_stride,
+            params.key.row_stride, params.head_dim, thread);
         TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
-            value_tile, rows(params.value), params.value.row_stride, params.head_dim_v, thread);
+            value_tile, rows(params.value) + (sequence.first_key + tiles.begin * BLOCK_N) * params.value.row_stride,
+            params.value.row_stride, params.head_dim_v, thread);
 
-        const float* lse_log2_rows = rows(params.lse_log2) + first_query;
-        const float* delta_rows = rows(params.delta) + first_query;
+        const float* lse_log2_rows = rows(params.lse_log2) + sequence.first_query + first_query;
+        const float* delta_rows = rows(params.delta) + sequence.first_query + first_query;
         float lse_log2[M_TILES][2], delta[M_TILES][2];
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
@@ -101,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
                 delta[m][half] = row < num_queries ? delta_rows[row] : 0.0f;
             }
 
-        int keys_left = params.seqlen_k, stage = 0;
+        float dslope[M_TILES][2] = {};
+        int keys_left = sequence.seqlen_k - tiles.begin * BLOCK_N, stage = 0;
         auto fetch = [&](int stage) {
             key_loader.load_async(keys_left, stage);
             value_loader.load_async(keys_left, stage);
@@ -120,11 +135,37 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
 
             const TileMask<M_TILES> mask(
                 int64_t(first_query) + warp_row, tile * BLOCK_N, sequence, lane);
+            auto final_score_of = [&](int m, int n, int i) {
+                const int half = i / 2, column = n * MMA_N + lane % 4 * 2 + i % 2;
+                return final_score(score_function, sequence, scores[m][n][i],
+                                   first_query + warp_row + m * MMA_M + half * 8 + lane / 4, tile * BLOCK_N + column,
+                                   !boundary.value || mask.visible(m, half, column));
+            };
+            auto weight_pair = [&](int m, int n, int half) {
+                const float* dweight = dweights[m][n] + 2 * half;
+                const float2 row_lse = {lse_log2[m][half], lse_log2[m][half]};
+                const float2 row_delta = {delta[m][half], delta[m][half]};
+                const int column = n * MMA_N + lane % 4 * 2;
+                if constexpr (PAIR_BY_PAIR)
+                    return WeightPair(final_score_of(m, n, 2 * half), final_score_of(m, n, 2 * half + 1), dweight,
+                                      row_lse, row_delta);
+                else
+                    return WeightPair(scores[m][n] + 2 * half, dweight, params.scale_log2, row_lse, row_delta,
+                                      !boundary.value || mask.visible(m, half, column),
+                                      !boundary.value || mask.visible(m, half, column + 1));
+            };
             // Without a causal mask all queries see the same keys, and the branch serves the compiler alone: it keeps
             // the registers of the products before and after it apart.
             if constexpr (boundary.value) {
                 if (__syncthreads_or(holds_nonfinite<ELEMENT>(key_loader, stage))) {
-                    spread_nonfinite<ELEMENT>(dquery, KeyTile{key_tile.base + stage}, mask, lane);
+                    const KeyTile keys{key_tile.base + stage};
+                    if constexpr (REMOVES_ANYWHERE) {
+                        const SeenColumns<M_TILES, N_TILES> seen(
+                            lane, [&](int m, int n, int i) { return final_score_of(m, n, i).value != -infinity(); });
+                        spread_nonfinite<ELEMENT>(dquery, keys, seen, lane);
+                    } else {
+                        spread_nonfinite<ELEMENT>(dquery, keys, mask, lane);
+                    }
                     __syncthreads();   // every warp has seen the keys
                     remove_nonfinite<ELEMENT>(key_loader, stage);
                     __syncthreads();   // they are gone
@@ -141,12 +182,18 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
                     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            const int column = n * MMA_N + lane % 4 * 2;
-                            const WeightPair pair(scores[m][n] + 2 * half, dweights[m][n] + 2 * half, params.scale_log2,
-                                                  {lse_log2[m][half], lse_log2[m][half]},
-                                                  {delta[m][half], delta[m][half]},
-                                                  !boundary.value || mask.visible(m, half, column),
-                                                  !boundary.value || mask.visible(m, half, column + 1));
+                            const int query = first_query + warp_row + m * MMA_M + half * 8 + lane / 4;
+                            const int key = tile * BLOCK_N + n * MMA_N + lane % 4 * 2;
+#if DROPOUT
+                            dropout.scale(dweights[m][n] + 2 * half, dropout.kept_keys(query, key));
+#endif
+                            const WeightPair pair = weight_pair(m, n, half);
+#if WITH_DSLOPE
+                            dslope[m][half] = __fmaf_rn(-pair.dfinal.x, score_function.distance(query, key),
+                                                        dslope[m][half]);
+                            dslope[m][half] = __fmaf_rn(-pair.dfinal.y, score_function.distance(query, key + 1),
+                                                        dslope[m][half]);
+#endif
                             dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
                         }
                 mma_ab<ELEMENT>(dquery, dscore, key_row + stage + k * MMA_K * KeyTile::ROW_BYTES);
@@ -158,15 +205,28 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
                 fetch(0);
             }
         };
-        if (tiles.end > 0) fetch(0);
+        if (tiles.begin < tiles.end) fetch(0);
         for_each_tile(tiles, visit);
         cp_async_wait_group<0>();
         __syncthreads();   // every warp is done with all tiles, and no copy is under way
+
+#if WITH_DSLOPE
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                dslope[m][half] += __shfl_xor_sync(FULL_WARP, dslope[m][half], 1);
+                dslope[m][half] += __shfl_xor_sync(FULL_WARP, dslope[m][half], 2);
+                const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
+                if (lane % 4 == 0 && row < num_rows)
+                    rows(params.variant.dslope_rows)[first_row + row] = dslope[m][half];
+            }
+#endif
     }
 
     store_fragments<ELEMENT>(query_tile, warp_row, dquery, params.scale, lane);
     __syncwarp();   // a warp stores only the rows that it wrote
     uint16_t* matrix = params.dquery.matrix(params.owner, owner, params.reduced, 0);
-    store_rows<M_TILES * MMA_M>(query_tile, warp_row, matrix + first_query * params.dquery.row_stride,
-                                params.dquery.row_stride, num_queries, params.head_dim, lane);
+    store_rows<M_TILES * MMA_M>(query_tile, warp_row, matrix + first_row * params.dquery.row_stride,
+                                params.dquery.row_stride, num_rows, params.head_dim, lane);
 }

@@ -13,6 +13,7 @@ struct TileMask {
             for (int half = 0; half < 2; ++half) {
                 const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4;
                 last[m][half] = last_visible_key(query, sequence.seqlen_k, sequence.band_right) - first_key;
+                if (LENGTHS && query >= sequence.seqlen_q) last[m][half] = -1;
                 first[m][half] = first_visible_key(query, sequence.seqlen_k, sequence.band_left) - first_key;
             }
     }
@@ -72,7 +73,7 @@ struct TransposedTileMask {
 
     // The rows behind the last query are zeros, which a key that is not finite would spoil itself with.
     __device__ TransposedTileMask(int64_t first_key, int first_query, const Sequence& sequence, int lane) {
-        const int num_queries = sequence.seqlen_q - first_query;
+        const int num_queries = sequence.seqlen_q - first_query, num_keys = sequence.seqlen_k - first_query;
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -82,11 +83,12 @@ struct TransposedTileMask {
                 first[m][half] = !BAND_RIGHT                ? 0
                                  : sees_first < num_queries ? int(min(max(sees_first, int64_t(0)), int64_t(BLOCK_M)))
                                                             : BLOCK_M;
+                if (LENGTHS && key >= num_keys) first[m][half] = BLOCK_M;
                 last[m][half] = int(min(max(sees_last, int64_t(-1)), int64_t(num_queries - 1)));
             }
     }
 
     __device__ bool visible(int m, int half, int column) const {
-        return (!BAND_RIGHT || column >= first[m][half]) && (!BAND_LEFT || column <= last[m][half]);
+        return (!(BAND_RIGHT || LENGTHS) || column >= first[m][half]) && (!BAND_LEFT || column <= last[m][half]);
     }
 };

@@ -59,10 +59,14 @@ struct ScoreFunction {
         score.value += Compute(Element<BIAS>::load(bias(i, j)));
 #endif
 #ifdef ALIBI
-        score.value = fma(-slope, Compute(abs(int64_t(i) + shift - j)), score.value);
+        score.value = fma(-slope, distance(i, j), score.value);
 #endif
         return score;
     }
+
+#ifdef ALIBI
+    __device__ __forceinline__ Compute distance(int i, int j) const { return Compute(abs(int64_t(i) + shift - j)); }
+#endif
 
     // Whether masks that are given pair by pair leave this one.
     __device__ __forceinline__ bool keeps(int i, int j) const {

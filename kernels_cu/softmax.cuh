@@ -158,7 +158,7 @@ struct Weights {
 #pragma unroll
             for (int part = 0; part < 4; ++part) {
                 const uint32_t kept =
-                    dropout.kept_pair(row + m * MMA_M + part % 2 * 8, column + part / 2 * MMA_N);
+                    dropout.kept_keys(row + m * MMA_M + part % 2 * 8, column + part / 2 * MMA_N);
                 rounded[m][part] &= kept;
 #if P_FLOAT32
                 rest[m][part] &= kept;

@@ -8,6 +8,7 @@
 //   SPLIT                   a block sees split_size keys only, and stores its part for flash_combine.cu
 //   RETURN_MAX              also store each row's maximum
 //   SCORE_MOD, MASK_MOD     a user's functions of a pair, written out in place of the include below
+//   WITH_DSLOPE             the kernel of dq sums what the gradient of ALiBi slopes is made of
 //
 // Their order: scale, softcap, score_mod, bias, ALiBi; masks; sink; softmax; dropout.
 
@@ -36,6 +37,9 @@
 #endif
 #ifndef MASK_MOD
 #define MASK_MOD 0
+#endif
+#ifndef WITH_DSLOPE
+#define WITH_DSLOPE 0
 #endif
 #ifndef RETURN_MAX
 #define RETURN_MAX 0
@@ -120,6 +124,9 @@ struct VariantParams {
 #ifdef ALIBI
     OperandOf<const Element<ALIBI>::Bits> alibi_slopes;
     int shift;                                   // of the diagonal, where lengths do not tell
+#endif
+#if WITH_DSLOPE
+    OperandOf<Compute> dslope_rows;              // one value per query: -sum_j dS_ij |i + shift - j|
 #endif
 #ifdef SINK
     OperandOf<const Element<SINK>::Bits> attn_sink;
