@@ -248,7 +248,9 @@ class _Backward:
     def _owned(self, gradient: str) -> Layout:
         """Its layout, for what has an extent: a packed array's sequences have one, without a stride."""
         layout = self.layouts[gradient]
-        return replace(layout, batch_strides=(1, *layout.batch_strides[1:])) if self.problem.packed else layout
+        if self.problem.packed and gradient in ("dquery", "dkey", "dvalue"):
+            return replace(layout, batch_strides=(1, *layout.batch_strides[1:]))
+        return layout
 
     def launch(self, config, params_dtype, terms: Summation, **own: Any) -> Launch:
         problem = self.problem
