@@ -30,7 +30,8 @@ to repeat, with names of cupyflash.testing: check_within_bound(fn, AttentionProb
 
 * Strategies draw structure and a seed, never floats: :func:`attention_problems`, :func:`attention_backward_problems`,
   :func:`strided_arrays`, :func:`hostile_values`. What they draw shrinks towards one plain query and key, and its
-  ``repr`` makes it again.
+  ``repr`` makes it again. ``attention_problems(variants=VARIANTS)`` draws windows, masks, biases and whatever else
+  :func:`cupyflash.attention` takes, in any combination.
 * Assertions: :func:`assert_within_bound` for any arrays, :func:`assert_attention_within_bound` and
   :func:`assert_gradients_within_bound` against the reference, :func:`assert_same_bits`.
 * Ready checks of a function like :func:`cupyflash.attention` (:mod:`cupyflash.testing.invariants`), all of them:
@@ -56,6 +57,7 @@ from cupyflash.testing.backward_problems import (
     AttentionBackwardProblem,
     attention_backward_problems,
 )
+from cupyflash.testing.expressions import MASK_EXPRESSIONS, SCORE_EXPRESSIONS
 from cupyflash.testing.gradient_checks import (
     VJP_CHECKS,
     check_gradients_within_bound,
@@ -126,18 +128,25 @@ from cupyflash.testing.values import (
     hostile_values,
     with_values,
 )
+from cupyflash.testing.variants import VARIANTS, Lengths, Operand, Variants
 
 __all__ = [
     "DOUT_FAMILIES",
     "EXACT_SCALE",
     "FAMILIES",
     "FORWARD_CHECKS",
+    "MASK_EXPRESSIONS",
     "OUT_VIEWS",
     "SCALES",
+    "SCORE_EXPRESSIONS",
+    "VARIANTS",
     "VIEWS",
     "VJP_CHECKS",
     "AttentionBackwardProblem",
     "AttentionProblem",
+    "Lengths",
+    "Operand",
+    "Variants",
     "assert_attention_within_bound",
     "assert_gradients_within_bound",
     "assert_same_bits",

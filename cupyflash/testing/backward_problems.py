@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash.testing import layouts
-from cupyflash.testing.problems import SCALES, AttentionProblem, Reproducible, attention_problems
+from cupyflash.testing.problems import SCALES, AttentionProblem, attention_problems
+from cupyflash.testing.reproducible import Reproducible
 from cupyflash.testing.values import DOUT_FAMILIES, FAMILIES, dout_family, element_type, require_known
 
 

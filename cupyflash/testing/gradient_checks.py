@@ -30,6 +30,7 @@ from cupyflash.testing.ready import (
     vjp_invariant,
 )
 from cupyflash.testing.values import EXACT_SCALE
+from cupyflash.testing.variants import ANYWHERE, BATCH_BLIND, PREFIX_BLIND, contiguous, of_head, taken
 
 
 def _arguments(problem):
@@ -57,23 +58,25 @@ def check_vjp_two_runs(problem):
 @vjp_invariant(bitwise=True)
 def check_vjp_strides(problem):
     """Views give what their contiguous copies give, dout among them."""
-    arguments = _arguments(problem)
+    arguments, options = _arguments(problem), problem.options
     copies = tuple(None if x is None else np.array(x, order="C") for x in arguments)
-    yield Relation(arguments, copies, problem.options)
+    yield Relation(arguments, copies, options, contiguous(options))
 
 
 @vjp_invariant(bitwise=True)
 def check_vjp_batch_independence(problem):
     """A head alone, with leading dimensions of 1, gives what it gives among the others. No operand is broadcast."""
-    problem = replace(problem, forward=problem.forward.unbroadcast())
+    problem = replace(problem, forward=problem.forward.unbroadcast().keeping(*BATCH_BLIND))
     dout, dlse, *inputs = _arguments(problem)
+    options = problem.options
     for index in some_heads(problem.forward):
         where = tuple(slice(i, i + 1) for i in index)
         alone = dout[where], None if dlse is None else dlse[where], *(head(x, index) for x in inputs)
         yield Relation(
             (dout, dlse, *inputs),
             alone,
-            problem.options,
+            options,
+            of_head(options, index),
             expected=lambda *grads, where=where: tuple(x[where] for x in grads),
         )
 
@@ -81,13 +84,14 @@ def check_vjp_batch_independence(problem):
 @vjp_invariant(bitwise=False)
 def check_vjp_query_permutation(problem):
     """Queries permuted with their cotangents permute dq, and change nothing else but the order of sums. Not causal."""
-    problem = replace(problem, forward=problem.forward.unmasked())
+    problem = replace(problem, forward=problem.forward.permutable("seqlens_k"))
     dout, dlse, q, k, v = _arguments(problem)
     rows = choices(problem.forward).permutation(problem.forward.seqlen_q)
     yield Relation(
         (dout, dlse, q, k, v),
         (dout[..., rows, :], None if dlse is None else dlse[..., rows], q[..., rows, :], k, v),
         problem.options,
+        taken(problem.options, rows=rows),
         expected=lambda dq, dk, dv: (dq[..., rows, :], dk, dv),
     )
 
@@ -95,13 +99,14 @@ def check_vjp_query_permutation(problem):
 @vjp_invariant(bitwise=False)
 def check_vjp_key_permutation(problem):
     """Keys and values permuted together permute dk and dv. Not causal."""
-    problem = replace(problem, forward=problem.forward.unmasked())
+    problem = replace(problem, forward=problem.forward.permutable("seqlens_q"))
     dout, dlse, q, k, v = _arguments(problem)
     keys = choices(problem.forward).permutation(problem.forward.seqlen_k)
     yield Relation(
         (dout, dlse, q, k, v),
         (dout, dlse, q, k[..., keys, :], v[..., keys, :]),
         problem.options,
+        taken(problem.options, columns=keys),
         expected=lambda dq, dk, dv: (dq, dk[..., keys, :], dv[..., keys, :]),
     )
 
@@ -132,16 +137,17 @@ def check_vjp_causal_prefix(problem):
     """The first queries do not see the last keys: their dq is that of the first keys alone, and they add nothing to
     the last keys' gradients, even if their dout is NaN. Causal, aligned top-left.
     """
-    forward = replace(problem.forward.unbroadcast(), causal=True, align="top-left")
+    forward = replace(problem.forward.unbroadcast(), causal=True, align="top-left").keeping(*PREFIX_BLIND)
     problem = replace(problem, forward=forward)
     arguments = dout, dlse, q, k, v = _arguments(problem)
     rows = int(choices(forward).integers(0, forward.seqlen_q, endpoint=True))
-    first = None if dlse is None else dlse[..., :rows]
-    prefix = dout[..., :rows, :], first, *(x[..., :rows, :] for x in (q, k, v))
+    first_dlse, first = None if dlse is None else dlse[..., :rows], slice(rows)
+    prefix = dout[..., :rows, :], first_dlse, *(x[..., :rows, :] for x in (q, k, v))
     yield Relation(
         arguments,
         prefix,
         problem.options,
+        taken(problem.options, first, first),
         part=lambda dq, dk, dv: (
             dq[..., :rows, :],
             dk[..., :0, :],
@@ -263,7 +269,8 @@ def check_vjp_identities(vjp, problem):
     """
     families = {"normal", "duplicates", "one sign"}
     values = problem.forward.values if problem.forward.values in families else "normal"
-    x = _Head.of(vjp, replace(problem, forward=replace(problem.forward.unbroadcast(), values=values)))
+    forward = replace(problem.forward.unbroadcast(), values=values).keeping()
+    x = _Head.of(vjp, replace(problem, forward=forward))
     scale, q, k, v = abs(x.scale), np.abs(x.q), np.abs(x.k), np.abs(x.v)
     dlse_rows, dv_sizes = x.dlse[..., None], _transposed(x.weights) @ np.abs(x.dout)
     x.assert_equal(
@@ -288,6 +295,7 @@ def check_lse_gradient(vjp, problem):
     """Through lse alone, dq is scale dlse times the mean key, which is attention with the keys as values; dv is 0."""
     values = problem.forward.values if problem.forward.values in {"normal", "duplicates", "one sign"} else "normal"
     forward = replace(problem.forward.unbroadcast(), values=values)
+    forward = forward.keeping("window_size", "mask", "seqlens_q", "seqlens_k", "mask_mod", "split_size")
     problem = replace(problem, forward=forward, with_dlse=True)
     dout, dlse, q, k, v = _arguments(problem)
     dq, _, dv = gradients(vjp, (np.zeros_like(dout), dlse, q, k, v), problem.options)
@@ -321,7 +329,7 @@ def check_vjp_linearity(vjp, problem, *, bound=bounds.attention_backward):
 @ready_check(attention_backward_problems)
 def check_vjp_constant_values(vjp, problem, *, bound=bounds.attention_backward):
     """Where v is 1, out does not depend on the scores: without dlse, dq and dk are 0 within the bound. Not causal."""
-    forward = replace(problem.forward.unmasked(), values="constant")
+    forward = replace(problem.forward.unmasked().without("attn_sink"), values="constant")
     problem = replace(problem, forward=forward, with_dlse=False)
     arguments = _arguments(problem)
     results = gradients(vjp, arguments, problem.options)[:2]
@@ -339,7 +347,7 @@ def check_vjp_nonfinite_values_change_only_what_sees_them(
     Causal, with as many keys as queries.
     """
     masked = {"causal": True, "align": "top-left", "seqlen_k": problem.forward.seqlen_q}
-    problem = replace(problem, forward=replace(problem.forward.unbroadcast(), **masked))
+    problem = replace(problem, forward=replace(problem.forward.unbroadcast(), **masked).keeping(*ANYWHERE))
     dout, dlse, *inputs = _arguments(problem)
     seqlen = problem.forward.seqlen_q
     if not seqlen:

@@ -2,12 +2,13 @@
 
 Each takes the function under test, ``fn(q, k, v, *, softmax_scale, causal, align, return_lse=True) -> (out, lse)`` on
 NumPy arrays (lse may be None where there is none: it is not checked then), and a problem, a strategy of problems, or
-nothing: then :func:`attention_problems` draws. A check makes the problem fit first (no mask, other values, ...).
+nothing: then :func:`attention_problems` draws. Of problems with variants, ``fn`` gets their options, too. A check makes
+the problem fit first (no mask, other values, ...).
 
 Checks with ``bitwise=True`` compare bit for bit, as holds of a function whose every row and head is computed on its own
 and in an order that depends on nothing but position. With ``bitwise=False`` both results may be off by the bound of
-their inputs, ``bound(q, k, v, *, softmax_scale, causal, align, return_lse=True)``, which is :func:`bounds.attention`
-unless another one is given.
+their inputs, ``bound(q, k, v, *, softmax_scale, causal, align, return_lse=True)``, with the same options, which is
+:func:`bounds.attention` unless another one is given.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ from cupyflash.testing.assertions import assert_attention_within_bound, assert_s
 from cupyflash.testing.problems import attention_problems
 from cupyflash.testing.ready import Relation, assert_agree, choices, invariant, ready_check, run_all
 from cupyflash.testing.values import hostile_places, with_values
+from cupyflash.testing.variants import ANYWHERE, BATCH_BLIND, PREFIX_BLIND, contiguous, of_head, taken
 
 
 @ready_check(attention_problems)
@@ -39,18 +41,25 @@ def check_two_runs(problem):
 @invariant(bitwise=True)
 def check_strides(problem):
     """Views give what their contiguous copies give."""
-    inputs = problem.inputs()
-    yield Relation(inputs, tuple(np.array(x, order="C") for x in inputs), problem.options)
+    inputs, options = problem.inputs(), problem.options
+    yield Relation(inputs, tuple(np.array(x, order="C") for x in inputs), options, contiguous(options))
 
 
 @invariant(bitwise=True)
 def check_batch_independence(problem):
     """A head alone, with leading dimensions of 1, gives what it gives among the others."""
-    inputs = problem.inputs()
+    problem = problem.keeping(*BATCH_BLIND)
+    inputs, options = problem.inputs(), problem.options
     for index in some_heads(problem):
         alone = tuple(head(x, index, g) for x, g in zip(inputs, (1, problem.group, problem.group), strict=True))
         where = tuple(slice(i, i + 1) for i in index)
-        yield Relation(inputs, alone, problem.options, expected=lambda out, lse, where=where: (out[where], lse[where]))
+        yield Relation(
+            inputs,
+            alone,
+            options,
+            of_head(options, index),
+            expected=lambda out, lse, where=where: (out[where], lse[where]),
+        )
 
 
 @invariant(bitwise=True)
@@ -64,14 +73,15 @@ def check_query_independence(problem):
 
 @invariant(bitwise=True)
 def check_query_permutation(problem):
-    """Permuted queries permute the rows of the result. Not causal."""
-    problem = problem.unmasked()
+    """Permuted queries, with their masks and biases, permute the rows of the result. Not causal."""
+    problem = problem.permutable("seqlens_k")
     q, k, v = problem.inputs()
     rows = choices(problem).permutation(problem.seqlen_q)
     yield Relation(
         (q, k, v),
         (q[..., rows, :], k, v),
         problem.options,
+        taken(problem.options, rows=rows),
         expected=lambda out, lse: (out[..., rows, :], lse[..., rows]),
     )
 
@@ -88,15 +98,16 @@ def check_value_column_permutation(problem):
 
 @invariant(bitwise=False)
 def check_key_permutation(problem):
-    """Keys and values permuted together change nothing but the order of sums. Not causal.
+    """Keys and values permuted together, with their masks and biases, change nothing but the order of sums. Not causal.
 
     Bit for bit only where sums are exact, as those of the family "integers" are with ``softmax_scale=EXACT_SCALE`` if
     weights are powers of two.
     """
-    problem = problem.unmasked()
+    problem = problem.permutable("seqlens_q")
     q, k, v = problem.inputs()
     keys = choices(problem).permutation(problem.seqlen_k)
-    yield Relation((q, k, v), (q, k[..., keys, :], v[..., keys, :]), problem.options)
+    options = taken(problem.options, columns=keys)
+    yield Relation((q, k, v), (q, k[..., keys, :], v[..., keys, :]), problem.options, options)
 
 
 @invariant(bitwise=False)
@@ -109,8 +120,10 @@ def check_head_dim_permutation(problem):
 
 @invariant(bitwise=True)
 def check_value_powers_of_two(problem):
-    """A power of two times v is that power times out. Values of the family "one sign", none of them subnormal."""
-    problem = replace(problem, values="one sign")
+    """A power of two times v is that power times out. Values of the family "one sign", none of them subnormal; weights
+    that sum to 1.
+    """
+    problem = replace(problem, values="one sign").without("attn_sink", "dropout_p")
     q, k, v = problem.inputs()
     factor = q.dtype.type(2.0 ** choices(problem).integers(-9, 10))
     yield Relation((q, k, v), (q, k, v * factor), problem.options, expected=lambda out, lse: (out * factor, lse))
@@ -149,7 +162,7 @@ def check_grouped_heads(problem):
 @invariant(bitwise=True)
 def check_masked_keys_have_no_influence(problem):
     """NaN or infinity in keys and values that a query does not see leaves its row. Causal."""
-    problem = replace(problem, causal=True, align=problem.align or "bottom-right")
+    problem = replace(problem, causal=True, align=problem.align or "bottom-right").without("seqlens_q", "seqlens_k")
     inputs, rng = problem.inputs(), choices(problem)
     rows = int(rng.integers(0, problem.seqlen_q, endpoint=True))
     q, k, v = (np.array(x) for x in inputs)
@@ -162,17 +175,20 @@ def check_masked_keys_have_no_influence(problem):
 @invariant(bitwise=True)
 def check_causal_prefix(problem):
     """The first queries with the first keys give the first rows of the whole. Causal, aligned top-left."""
-    problem = replace(problem, causal=True, align="top-left")
-    inputs = problem.inputs()
+    problem = replace(problem, causal=True, align="top-left").keeping(*PREFIX_BLIND)
+    inputs, options = problem.inputs(), problem.options
     length = int(choices(problem).integers(0, max(problem.seqlen_q, problem.seqlen_k), endpoint=True))
-    prefix = tuple(x[..., :length, :] for x in inputs)
-    yield Relation(inputs, prefix, problem.options, expected=lambda out, lse: (out[..., :length, :], lse[..., :length]))
+    prefix, first = tuple(x[..., :length, :] for x in inputs), slice(length)
+    yield Relation(
+        inputs, prefix, options, taken(options, first, first),
+        expected=lambda out, lse: (out[..., :length, :], lse[..., :length]),
+    )  # fmt: skip
 
 
 @invariant(bitwise=True)
 def check_alignments(problem):
     """Aligned bottom-right, the queries are the last ones of a square problem, for which alignments agree. Causal."""
-    problem = replace(problem, causal=True, align="bottom-right")
+    problem = replace(problem, causal=True, align="bottom-right").keeping(*ANYWHERE, "window_size", "alibi_slopes")
     inputs = q, k, v = problem.inputs()
     top_left = replace(problem, align="top-left").options
     if problem.shift >= 0:
@@ -193,7 +209,7 @@ def _rows(first):
 @invariant(bitwise=True)
 def check_decoding(problem):
     """One query, aligned bottom-right, sees every key."""
-    problem = replace(problem, seqlen_q=1, causal=True, align="bottom-right")
+    problem = replace(problem, seqlen_q=1, causal=True, align="bottom-right").keeping(*ANYWHERE)
     inputs = problem.inputs()
     yield Relation(inputs, inputs, problem.options, problem.unmasked().options)
 
@@ -201,7 +217,7 @@ def check_decoding(problem):
 @ready_check(attention_problems)
 def check_one_key(fn, problem, *, bitwise=True, bound=bounds.attention):
     """A query that sees one key gives its value, whatever the score. Values of the family "normal"."""
-    problem = replace(problem.unmasked(), seqlen_k=1, values="normal")
+    problem = replace(problem.unmasked().without("attn_sink"), seqlen_k=1, values="normal")
     inputs = problem.inputs()
     out, _ = fn(*inputs, return_lse=True, **problem.options)
     (*_, v), group = inputs, problem.group
@@ -215,7 +231,8 @@ def check_one_key(fn, problem, *, bitwise=True, bound=bounds.attention):
 @ready_check(attention_problems)
 def check_constant_values(fn, problem, *, bound=bounds.attention):
     """Where v is 1, so is out, within the bound. Not causal."""
-    problem = replace(problem.unmasked(), values="constant", seqlen_k=max(problem.seqlen_k, 1))
+    problem = problem.unmasked().without("attn_sink")
+    problem = replace(problem, values="constant", seqlen_k=max(problem.seqlen_k, 1))
     inputs = problem.inputs()
     out, _ = fn(*inputs, return_lse=True, **problem.options)
     assert_agree(out, np.ones_like(out), bound(*inputs, **problem.options), name="out")
@@ -239,7 +256,8 @@ def check_value_linearity(fn, problem, *, bound=bounds.attention):
 @ready_check(attention_problems)
 def check_convexity(fn, problem, *, bound=bounds.attention):
     """Each column of out lies between the smallest and the largest value, within the bound. Not causal."""
-    problem = replace(problem.unmasked().unbroadcast(), seqlen_k=max(problem.seqlen_k, 1))
+    problem = problem.unmasked().without("attn_sink").unbroadcast()
+    problem = replace(problem, seqlen_k=max(problem.seqlen_k, 1))
     inputs = problem.inputs()
     out, _ = fn(*inputs, return_lse=True, **problem.options)
     values = inputs[2].astype(np.float64)
@@ -250,7 +268,8 @@ def check_convexity(fn, problem, *, bound=bounds.attention):
 @ready_check(attention_problems)
 def check_lse_range(fn, problem, *, bound=bounds.attention):
     """max s <= lse <= max s + ln S for the scores s of a query, within the bound. Not causal."""
-    problem = replace(problem.unmasked().unbroadcast(), seqlen_k=max(problem.seqlen_k, 1))
+    problem = problem.unmasked().keeping("split_size").unbroadcast()
+    problem = replace(problem, seqlen_k=max(problem.seqlen_k, 1))
     inputs = problem.inputs()
     _, lse = fn(*inputs, return_lse=True, **problem.options)
     if lse is None:
@@ -291,7 +310,8 @@ def check_nonfinite_values_reach_who_sees_them(fn, problem, *, bitwise=True, bou
 
     Causal, with as many keys as queries.
     """
-    problem = replace(problem.unbroadcast(), causal=True, align="top-left", seqlen_k=problem.seqlen_q)
+    problem = problem.keeping(*ANYWHERE).unbroadcast()
+    problem = replace(problem, causal=True, align="top-left", seqlen_k=problem.seqlen_q)
     q, k, v = problem.inputs()
     clean, _ = fn(q, k, v, return_lse=True, **problem.options)
     allowed = np.zeros(clean.shape) if bitwise else 2 * bound(q, k, v, **problem.options)

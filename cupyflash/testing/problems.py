@@ -2,41 +2,22 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash.testing import layouts
+from cupyflash.testing.reproducible import Reproducible
 from cupyflash.testing.values import FAMILIES, element_type, family, require_known
+from cupyflash.testing.variant_strategies import variants_of
+from cupyflash.testing.variants import ANYWHERE, NO_VARIANTS, Variants
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 #: Head dimensions are drawn in these compiled sizes, to keep the number of specialisations small.
 COMPILED_HEAD_DIMS = [(16, 16), (64, 64), (32, 16), (16, 80), (64, 48), (128, 128), (144, 32), (256, 256)]
+ALIGNMENTS = ["bottom-right", "top-left"]
 SCALES = [None, None, None, 1.0, 0.05, 3.0, 0.0, -0.3, -2.0, 1e-37]
-
-
-def pasteable(value):
-    """``repr``, evaluated to the same value also where numbers are not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float('{float(value)}')"
-    if isinstance(value, list):
-        return f"[{', '.join(map(pasteable, value))}]"
-    if isinstance(value, tuple):
-        return f"({''.join(f'{pasteable(x)}, ' for x in value).removesuffix(' ' if len(value) == 1 else ', ')})"
-    return repr(value)
-
-
-class Reproducible:
-    """A dataclass whose ``repr`` names what differs from the defaults, and makes it again when evaluated."""
-
-    def __repr__(self):
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{name}={pasteable(value)}' for name, value in changed)})"
-
-    def _repr_pretty_(self, printer, cycle):
-        """What Hypothesis prints."""
-        printer.text(repr(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,6 +50,7 @@ class AttentionProblem(Reproducible):
     values: str = "normal"
     views: tuple[str, str, str, str] = ("plain",) * 4  # of q, k, v and out
     seed: int = 0
+    variants: Variants = NO_VARIANTS
 
     def __post_init__(self):
         require_known("dtype", self.dtype, DTYPES)
@@ -77,8 +59,9 @@ class AttentionProblem(Reproducible):
 
     @property
     def options(self):
-        """Keyword arguments of ``attention``: softmax_scale, causal and align."""
-        return {"softmax_scale": self.softmax_scale, "causal": self.causal, "align": self.align}
+        """Keyword arguments of ``attention``: softmax_scale, causal, align, and those of the variants."""
+        always = {"softmax_scale": self.softmax_scale, "causal": self.causal, "align": self.align}
+        return always | self.variants.options(self)
 
     @property
     def leading(self):
@@ -121,11 +104,26 @@ class AttentionProblem(Reproducible):
 
     def plain(self):
         """The same problem with contiguous arrays."""
-        return replace(self, views=("plain",) * 4)
+        return replace(self, views=("plain",) * 4, variants=self.variants.plain())
+
+    def keeping(self, *names):
+        """The same problem without any other variant."""
+        variants = self.variants.keeping(names)
+        return replace(self, variants=variants, align=self.align if self.causal or variants.need_align else None)
+
+    def without(self, *names):
+        """The same problem without these variants."""
+        return self.keeping(*(name for name in self.variants.names if name not in names))
+
+    def permutable(self, *names):
+        """The same problem without a causal mask, and of the variants with masks, biases, the named ones and those that
+        do not speak of positions.
+        """
+        return replace(self, causal=False).keeping(*ANYWHERE, "mask", "bias", *names)
 
     def unmasked(self):
-        """The same problem without a causal mask."""
-        return replace(self, causal=False, align=None)
+        """The same problem without a causal mask, and without any other variant that speaks of positions."""
+        return replace(self, causal=False).keeping(*ANYWHERE)
 
     def unbroadcast(self):
         """The same problem with the result's leading dimensions in every operand."""
@@ -189,16 +187,20 @@ def attention_problems(
     seqlens=_SEQLENS,
     head_dims=_HEAD_DIMS,
     causal=_BOOLEANS,
+    variants=(),
 ):
     """Whole problems; they shrink towards one plain query and key of the first dtype.
 
-    The first four are sequences to choose from, the others strategies: of leading dimensions (of q, of k, of v), of a
-    length, of (head_dim, head_dim_v), and of whether keys are masked causally, in one of the two alignments. TypeError
-    names an argument that is none.
+    The first four are sequences to choose from, the next four strategies: of leading dimensions (of q, of k, of v), of
+    a length, of (head_dim, head_dim_v), and of whether keys are masked causally, in one of the two alignments.
+    ``variants`` names the options, some of VARIANTS, of which a problem may have any: none unless asked for, as
+    functions that are tested rarely know them all. TypeError or ValueError names an argument that is none of these.
 
     >>> from hypothesis import find
     >>> find(attention_problems(["float32"]), lambda problem: problem.seqlen_q < problem.seqlen_k)
     AttentionProblem(dtype='float32', seqlen_k=2)
+    >>> find(attention_problems(variants=["bias"]), lambda problem: problem.variants.names)
+    AttentionProblem(variants=Variants(bias=Operand(values='normal')))
     """
     choices = {"dtypes": dtypes, "families": families, "scales": scales, "views": views}
     strategies = {"leading_dims": leading_dims, "seqlens": seqlens, "head_dims": head_dims, "causal": causal}
@@ -208,12 +210,13 @@ def attention_problems(
     for name, value in strategies.items():
         if not isinstance(value, st.SearchStrategy):
             raise TypeError(f"{name}: a strategy, such as st.just({value!r}), not {value!r}")
-    return _problems(**choices, **strategies)
+    return _problems(**choices, **strategies, variants=variants_of(variants))
 
 
 @st.composite
-def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head_dims, causal):
+def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head_dims, causal, variants):
     is_causal = draw(causal)
+    drawn_variants = draw(variants)
     leading_q, leading_k, leading_v = draw(leading_dims)
     head_dim, head_dim_v = draw(head_dims)
     out_views = [view for view in views if view in layouts.OUT_VIEWS]
@@ -227,9 +230,10 @@ def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         causal=is_causal,
-        align=draw(st.sampled_from(["bottom-right", "top-left"])) if is_causal else None,
+        align=draw(st.sampled_from(ALIGNMENTS)) if is_causal or drawn_variants.need_align else None,
         softmax_scale=draw(st.sampled_from(scales)),
         values=draw(st.sampled_from(families)),
         views=draw(st.tuples(*map(st.sampled_from, (views, views, views, out_views)))),
         seed=draw(st.integers(0, 2**32 - 1)),
+        variants=drawn_variants,
     )

@@ -13,7 +13,8 @@ from hypothesis.strategies import SearchStrategy
 from cupyflash import bounds
 from cupyflash.testing.assertions import assert_same_bits, assert_within_bound
 from cupyflash.testing.backward_problems import AttentionBackwardProblem, attention_backward_problems
-from cupyflash.testing.problems import AttentionProblem, attention_problems, pasteable
+from cupyflash.testing.problems import AttentionProblem, attention_problems
+from cupyflash.testing.reproducible import pasteable
 
 
 def ready_check(problems: Callable[[], SearchStrategy]):
