@@ -18,8 +18,9 @@ def attention(q, k, v, *, return_lse: bool = False, return_max: bool = False, ou
     Shapes, options, meaning and errors are those of :func:`cupyflash.attention`; q, k and v share one of float16,
     bfloat16, float32 and float64. Results are float64 of the inputs' kind (CuPy arrays are computed on the host and
     copied back), and so is ``out``. For float64 inputs everything is computed with about 100 bits, and each result errs
-    by little more than the one rounding at the end, 2^-53 of its own magnitude. A key whose score is -inf is removed
-    like a masked one. All scores are stored.
+    by little more than the one rounding at the end, 2^-53 of its own magnitude; a score_mod, though, is float64 always.
+    A key whose score is -inf is removed like a masked one. Options that say how a result is computed, not what it is
+    (``split_size``, ``numerics``, ``block_mask``), change nothing. All scores are stored.
 
     Examples
     --------
