@@ -22,6 +22,7 @@ def indices(problem):
 def evaluate(problem, scores):
     """score^2 / 4 + score (b - h) + j, and its derivative; pairs (0, 0) are removed."""
     assert scores.dtype == np.float64 and isinstance(scores, np.ndarray)
+    assert scores.shape == (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
     b, h, i, j = indices(problem)
     removed = (i + j == 0) & (b + h >= 0)
     value = np.where(removed, -np.inf, scores**2 / 4 + scores * (b - h) + j)
@@ -55,6 +56,15 @@ def drawn(dtype):
     q, k, v = (rng.standard_normal((2, 3, n, 4)).astype(dtype) for n in (3, 5, 5))
     options = {"softcap": 2.0, "bias": rng.standard_normal((3, 3, 5)), "attn_sink": rng.standard_normal(3)}
     return q, k, v, options | {"seqlens_k": np.array([5, 4]), "window_size": (2, None), "align": "top-left"}
+
+
+def test_scores_are_handed_over_for_every_head_of_the_result(evaluated):
+    q, k, v, _ = drawn(np.float64)
+    out = reference.attention(q[0, 0], k[0, 0], v, **ANY_EXPRESSION)
+    full = reference.attention(
+        np.broadcast_to(q[0, 0], q.shape), np.broadcast_to(k[0, 0], k.shape), v, **ANY_EXPRESSION
+    )
+    np.testing.assert_array_equal(out, full)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -43,6 +43,11 @@ def operand(problem: Problem, name: str) -> np.ndarray | None:
     return float64_on_host(problem.operands[name])[0] if name in problem.operands else None
 
 
+def pair_shape(problem: Problem) -> tuple[int, ...]:
+    """(..., L, S), one element for each pair of the call."""
+    return (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
+
+
 def wide(dtype: np.dtype, *arrays: np.ndarray) -> tuple[Numbers, ...]:
     """Float64 arrays as numbers in which results for inputs of this dtype count as exact."""
     return tuple(DoubleDouble(array) for array in arrays) if dtype == FLOAT64 else arrays

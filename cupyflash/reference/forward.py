@@ -6,7 +6,7 @@ import numpy as np
 
 from cupyflash._problem import Problem, attention_problem
 from cupyflash.dropout import dropout_mask
-from cupyflash.reference.arrays import Numbers, on_host, operand, returned, wide
+from cupyflash.reference.arrays import Numbers, on_host, operand, pair_shape, returned, wide
 from cupyflash.reference.masks import rows_within_length
 from cupyflash.reference.scores import pair_scores
 
@@ -74,8 +74,7 @@ def dropout_factor(problem: Problem) -> Numbers | float:
     if not problem.dropout_p:
         return 1.0
     (probability,) = wide(problem.dtype, np.float64(problem.dropout_p))
-    shape = (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
-    keep = dropout_mask(shape, problem.dropout_p, problem.seed, first_batch=problem.first_batch)
+    keep = dropout_mask(pair_shape(problem), problem.dropout_p, problem.seed, first_batch=problem.first_batch)
     return keep / (1 - probability)
 
 

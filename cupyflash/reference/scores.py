@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupyflash._problem import Problem
-from cupyflash.reference.arrays import Numbers, operand, wide
+from cupyflash.reference.arrays import Numbers, operand, pair_shape, wide
 from cupyflash.reference.masks import relative_positions, visible_keys
 from cupyflash.reference.pending import evaluate
 
@@ -37,7 +37,7 @@ def pair_scores(problem: Problem, q: Numbers, k: Numbers) -> Scores:
         if problem.softcap is not None:
             scores, derivative = capped(scores, problem.softcap)
         if problem.score_mod is not None:
-            value, factor = evaluate(problem, np.asarray(scores))
+            value, factor = evaluate(problem, np.broadcast_to(np.asarray(scores), pair_shape(problem)))
             (scores,), derivative = wide(problem.dtype, value), factor * derivative
             visible = visible & (scores != -np.inf)
         if (bias := operand(problem, "bias")) is not None:
