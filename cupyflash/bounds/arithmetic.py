@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
+from cupyflash._problem import FLOAT64, Problem
 
 U32 = 2.0**-24
 FLUSH = 2.0**-126  # below it float32 kernels compute with 0
@@ -74,11 +74,9 @@ def largest(problem: Problem) -> float:
     return float(np.finfo(problem.lse_dtype).max)
 
 
-def rounding_of(problem: Problem, magnitude: np.ndarray) -> np.ndarray:
-    """Of a value stored in the dtype: by u |x|, or by half the spacing of subnormals and never by more than |x|."""
-    if problem.dtype not in HALF_TYPES:
-        return np.zeros_like(magnitude)
-    element = Precision.of(problem.dtype)
+def rounding_of(dtype: np.dtype, magnitude: np.ndarray) -> np.ndarray:
+    """Of a value that is stored in the dtype: by u |x|, or by half the spacing of subnormals and at most by |x|."""
+    element = Precision.of(dtype)
     return np.maximum(element.unit * magnitude, np.minimum(magnitude, element.underflow))
 
 

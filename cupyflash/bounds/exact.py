@@ -101,6 +101,20 @@ class Exact:
         return self.visible.any(axis=-1, keepdims=True)
 
     @property
+    def has_logits(self) -> np.ndarray:
+        """Whether the row has keys or a sink."""
+        return self.sees_keys | (self.sink > -np.inf) | self.sees_nonfinite
+
+    @property
+    def sink_weight(self) -> np.ndarray:
+        return np.exp(self.sink) / self.row_sum
+
+    @property
+    def sink_distance(self) -> np.ndarray:
+        """How far the sink is below m, 0 where there is none."""
+        return np.where(self.sink == -np.inf, 0, np.minimum(-self.sink, _FURTHEST))
+
+    @property
     def distance(self) -> np.ndarray:
         """|x|, 0 where masked."""
         return np.where(self.visible, np.minimum(-self.relative, _FURTHEST), 0)

@@ -102,7 +102,7 @@ def propagated(problem: Problem, exact: Exact, errors: Errors) -> tuple[np.ndarr
     element = Precision.of(problem.dtype)
     moved_by = weight_error(exact, errors.score + errors.score_function + errors.exponential)
     upper_weights = exact.weights + moved_by
-    sink = np.exp(exact.sink) / exact.row_sum
+    sink = exact.sink_weight
     sink_moved_by = sink * np.expm1(np.minimum(errors.sink, 1))
     upper_sum = upper_weights.sum(axis=-1, keepdims=True) + sink + sink_moved_by
     sum_error = errors.row_sum * upper_sum + errors.flushed
@@ -135,7 +135,7 @@ def propagated(problem: Problem, exact: Exact, errors: Errors) -> tuple[np.ndarr
     above = np.where(exact.visible, exact.relative + exact.gap + errors.final_score, 0)
     max_bound = above.max(axis=-1, keepdims=True, initial=0) + errors.maximum + U64 * exact.key_max
 
-    sees_keys, has_logits = exact.sees_keys, exact.sees_keys | (exact.sink > -np.inf) | exact.sees_nonfinite
+    sees_keys, has_logits = exact.sees_keys, exact.has_logits
     bounds = (
         np.where(unbounded | overflows, np.inf, SLACK * core),
         *(np.where(unbounded, np.inf, SLACK * x) for x in (lse_bound, max_bound)),

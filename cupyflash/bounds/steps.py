@@ -99,12 +99,11 @@ def _score_errors(problem: Problem, exact: Exact) -> tuple[np.ndarray, Error]:
     return score_errors(problem, exact, error).score, score_errors(problem, exact, np.zeros_like(error)).score
 
 
-def _sink_error(problem: Problem, exact: Exact) -> Error:
+def sink_conversion_error(problem: Problem, exact: Exact) -> Error:
     """Of its conversion to float32."""
     if "attn_sink" not in problem.operands:
         return 0.0
-    distance = np.where(exact.sink == -np.inf, 0, -exact.sink)
-    return conversion_error(problem, problem.operands["attn_sink"]) * (exact.row_max + distance)
+    return conversion_error(problem, problem.operands["attn_sink"]) * (exact.row_max + exact.sink_distance)
 
 
 def _tensor_core(problem: Problem, exact: Exact) -> Errors:
@@ -124,12 +123,11 @@ def _tensor_core(problem: Problem, exact: Exact) -> Errors:
     # A weight that underflows is rounded absolutely, against a maximum that is itself off by the score error.
     near_max = np.where(exact.relative + exact.gap > -1, score, 0)
     shift = np.exp(2 * np.max(near_max, axis=-1, keepdims=True, initial=0) - exact.gap) / exact.row_sum
-    sink_distance = np.where(exact.sink == -np.inf, 0, -exact.sink)
     return Errors(
         score=score - own,
         score_function=own,
         exponential=(1 + num_tiles + with_sink) * EXP_ERROR,
-        sink=_sink_error(problem, exact) + exponent(sink_distance) + EXP_ERROR,
+        sink=sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + EXP_ERROR,
         row_sum=gamma(num_keys + num_tiles + 2 + with_sink, U32),
         rounding=element.unit,
         underflow=(element.underflow + 2 * FLUSH) * shift,
@@ -155,12 +153,11 @@ def _fma(problem: Problem, exact: Exact) -> Errors:
     def exponent(distance):
         return unit * (2 * distance + 8)
 
-    sink_distance = np.where(exact.sink == -np.inf, 0, -exact.sink)
     return Errors(
         score=final - own + exponent(exact.distance),
         score_function=own,
         exponential=(1 + num_tiles + with_sink) * 5 * unit,  # exp: 2 ulp
-        sink=_sink_error(problem, exact) + exponent(sink_distance) + 5 * unit,
+        sink=sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + 5 * unit,
         row_sum=gamma(num_tiles + largest_tile // ROW_LANES + int(math.log2(ROW_LANES)) + with_sink, unit),
         rounding=0.0,
         underflow=2 * flush,
