@@ -1,0 +1,93 @@
+// A user's functions by themselves, in double: their values for all pairs, one thread per pair.
+//
+// With ERRORS also how far kernels may be from these, who compute in float or in double (running_error.cuh). A query
+// or a key that does not exist, behind its batch's length, has value and derivative 0 and is not kept.
+// Grid: one dimension of blocks of THREADS. Constants: SCORE_MOD, MASK_MOD, ERRORS and those of running_error.cuh.
+
+#include "common.cuh"
+#include "ptx.cuh"
+
+#if ERRORS
+#include "running_error.cuh"
+using Compute = RunningError;
+#else
+using Compute = double;
+#endif
+
+#include "dual.cuh"
+#include "user_functions.cuh"
+
+struct Params {
+    const double *score, *score_error;
+    double *value, *derivative, *value_error, *derivative_error;
+    bool* keep;
+    const int *seqlens_q, *seqlens_k;   // of each matrix
+    int64_t num_pairs;
+    int seqlen_q, seqlen_k, num_heads, first_batch;
+    AuxArrays aux;
+};
+
+__device__ Pair pair_of(const Params& params, int64_t index) {
+    const int j = int(index % params.seqlen_k), i = int(index / params.seqlen_k % params.seqlen_q);
+    const int64_t matrix = index / params.seqlen_k / params.seqlen_q;
+    return {params.first_batch + int(matrix / params.num_heads), int(matrix % params.num_heads), i, j,
+            params.seqlens_q[matrix], params.seqlens_k[matrix]};
+}
+
+__device__ bool exists(Pair pair) { return pair.i < pair.L && pair.j < pair.S; }
+
+#if MASK_MOD
+extern "C" __global__ void __launch_bounds__(THREADS) mask_values(const __grid_constant__ Params params) {
+    const int64_t index = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (index >= params.num_pairs) return;
+    const Pair pair = pair_of(params, index);
+    params.keep[index] = exists(pair) && mask_mod(pair, params.aux);
+}
+#endif
+
+#if SCORE_MOD && !ERRORS
+extern "C" __global__ void __launch_bounds__(THREADS) score_values(const __grid_constant__ Params params) {
+    const int64_t index = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (index >= params.num_pairs) return;
+    const Pair pair = pair_of(params, index);
+    Dual result = {0, 0};
+    if (exists(pair)) result = score_mod({params.score[index], 1}, pair, params.aux);
+    params.value[index] = result.value;
+    params.derivative[index] = result.derivative;
+}
+#endif
+
+#if SCORE_MOD && ERRORS
+// How far any number within the error of `other` may be from `value`.
+__device__ double distance(double value, RunningError other) {
+    const double apart = other.value == value || isnan(other.value) && isnan(value) ? 0 : fabs(other.value - value);
+    return apart + other.error >= 0 ? apart + other.error : infinity();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) score_errors(const __grid_constant__ Params params) {
+    const int64_t index = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (index >= params.num_pairs) return;
+    const Pair pair = pair_of(params, index);
+    double value_error = 0, derivative_error = 0;
+    if (exists(pair)) {
+        const double value = params.value[index], derivative = params.derivative[index];
+        const Dual score = {RunningError::of(params.score[index], params.score_error[index]), RunningError(1)};
+        int open = 0;
+        for (unsigned outcomes = 0; outcomes < 1u << open || outcomes == 0; ++outcomes) {
+            branches[threadIdx.x] = {outcomes, 0};
+            const Dual result = score_mod(score, pair, params.aux);
+            value_error = max(value_error, distance(value, result.value));
+            // What is removed has no derivative.
+            if (result.value.value != -infinity() || result.value.error != 0)
+                derivative_error = max(derivative_error, distance(derivative, result.derivative));
+            open = max(open, branches[threadIdx.x].met);
+            if (open > MAX_OPEN_COMPARISONS) {
+                value_error = derivative_error = infinity();
+                break;
+            }
+        }
+    }
+    params.value_error[index] = value_error;
+    params.derivative_error[index] = derivative_error;
+}
+#endif
