@@ -1,7 +1,7 @@
 """A user's score_mod and mask_mod by themselves, in float64: what the reference and bounds take of them.
 
-The kernel pair_functions.cu computes them on the host, in the simulator, from the very expressions and number types that
-the attention kernels are compiled with.
+The kernel pair_functions.cu computes them on the host, in the simulator, from the very expressions and the number type
+that the attention kernels are compiled with.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from importlib.resources import files
 
 __all__ = ["CATALOGUE", "source"]
 
-#: Kernel file -> what it computes, its compile-time constants and its grid.
+#: Kernel file -> what it computes, its compile-time constants and its grid. Only ``pair_functions`` is not here: it is
+#: compiled around a user's expressions.
 CATALOGUE = {
     "attention_naive": "attention by the standard method, scores and weights in device memory: three kernels, "
     "`scores`, `softmax` and `weighted_values`",

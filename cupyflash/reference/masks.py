@@ -6,8 +6,8 @@ import numpy as np
 
 from cupyflash._lengths import per_batch
 from cupyflash._problem import Problem
+from cupyflash._score_mod import evaluate_mask
 from cupyflash.reference.arrays import copied_to_host
-from cupyflash.reference.pending import evaluate_mask
 
 
 def relative_positions(problem: Problem) -> np.ndarray:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupyflash._problem import Problem
+from cupyflash._score_mod import evaluate
 from cupyflash.reference.arrays import Numbers, operand, pair_shape, wide
 from cupyflash.reference.masks import relative_positions, visible_keys
-from cupyflash.reference.pending import evaluate
 
 
 @dataclass(frozen=True)
