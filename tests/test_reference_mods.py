@@ -1,6 +1,4 @@
-"""Where a score_mod and a mask_mod enter the reference: whatever evaluates them, against the definition."""
-
-from unittest import mock
+"""A score_mod and a mask_mod in the reference: where they enter, against the definition with the same in Python."""
 
 import mpmath
 import numpy as np
@@ -9,46 +7,22 @@ import pytest
 from cupyflash import reference
 from tests import attention_by_definition
 
-ANY_EXPRESSION = {"score_mod": "score", "mask_mod": "true"}
-
-
-def indices(problem):
-    """b, h, i, j, to broadcast."""
-    shape = (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
-    b, h, i, j = np.ogrid[tuple(slice(size) for size in shape)]
-    return b + problem.first_batch, h, i, j
-
-
-def evaluate(problem, scores):
-    """score^2 / 4 + score (b - h) + j, and its derivative; pairs (0, 0) are removed."""
-    assert scores.dtype == np.float64 and isinstance(scores, np.ndarray)
-    assert scores.shape == (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
-    b, h, i, j = indices(problem)
-    removed = (i + j == 0) & (b + h >= 0)
-    value = np.where(removed, -np.inf, scores**2 / 4 + scores * (b - h) + j)
-    return value, np.where(removed, np.nan, scores / 2 + (b - h))
+AUX = {"shift": np.array([0.5, -1.0, 2.0])}
+EXPRESSIONS = {
+    "score_mod": "i + j == 0 ? -INFINITY : score * score / 4 + score * (b - h) + shift[h] * (L + S - j)",
+    "mask_mod": "(b + h + i + j) % 4 != 3",
+    "aux": AUX,
+}
 
 
 def score(s, b, h, i, j, length_q, length_k):
-    return mpmath.mpf("-inf") if i + j == 0 else s**2 / 4 + s * (b - h) + j
-
-
-def evaluate_mask(problem):
-    b, h, i, j = indices(problem)
-    return (b + h + i + j) % 4 != 3
+    if i + j == 0:
+        return mpmath.mpf("-inf")
+    return s**2 / 4 + s * (b - h) + AUX["shift"][h] * (length_q + length_k - j)
 
 
 def sees(b, h, i, j, length_q, length_k):
     return (b + h + i + j) % 4 != 3
-
-
-@pytest.fixture
-def evaluated():
-    with (
-        mock.patch("cupyflash.reference.scores.evaluate", evaluate),
-        mock.patch("cupyflash.reference.masks.evaluate_mask", evaluate_mask),
-    ):
-        yield
 
 
 def drawn(dtype):
@@ -58,27 +32,25 @@ def drawn(dtype):
     return q, k, v, options | {"seqlens_k": np.array([5, 4]), "window_size": (2, None), "align": "top-left"}
 
 
-def test_scores_are_handed_over_for_every_head_of_the_result(evaluated):
+def test_expressions_see_every_head_of_the_result():
     q, k, v, _ = drawn(np.float64)
-    out = reference.attention(q[0, 0], k[0, 0], v, **ANY_EXPRESSION)
-    full = reference.attention(
-        np.broadcast_to(q[0, 0], q.shape), np.broadcast_to(k[0, 0], k.shape), v, **ANY_EXPRESSION
-    )
-    np.testing.assert_array_equal(out, full)
+    out = reference.attention(q[0, 0], k[0, 0], v, **EXPRESSIONS)
+    full_q, full_k = (np.broadcast_to(x[0, 0], x.shape) for x in (q, k))
+    np.testing.assert_array_equal(out, reference.attention(full_q, full_k, v, **EXPRESSIONS))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_they_stand_between_softcap_and_bias(evaluated, dtype):
+def test_they_stand_between_softcap_and_bias(dtype):
     q, k, v, options = drawn(dtype)
-    results = reference.attention(q, k, v, return_lse=True, return_max=True, **options, **ANY_EXPRESSION)
+    results = reference.attention(q, k, v, return_lse=True, return_max=True, **options, **EXPRESSIONS)
     expected = attention_by_definition.attention(q, k, v, score=score, sees=sees, **options)
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, right.astype(float), rtol=1e-13, atol=1e-14)
 
 
-def test_their_derivative_enters_before_that_of_the_softcap(evaluated):
+def test_their_derivative_enters_before_that_of_the_softcap():
     q, k, v, options = drawn(np.float64)
-    options |= ANY_EXPRESSION
+    options |= EXPRESSIONS
     rng = np.random.default_rng(1)
     out, lse = reference.attention(q, k, v, return_lse=True, **options)
     dout, dlse = rng.standard_normal(out.shape), rng.standard_normal(lse.shape)
@@ -99,10 +71,10 @@ def test_their_derivative_enters_before_that_of_the_softcap(evaluated):
         np.testing.assert_allclose(difference, expected, rtol=1e-7, atol=1e-8)
 
 
-def test_what_they_remove_may_be_anything(evaluated):
+def test_what_they_remove_may_be_anything():
     q, k, v, options = drawn(np.float64)
     options["bias"] = np.broadcast_to(options["bias"], (2, 3, 3, 5)).copy()
-    options |= ANY_EXPRESSION
+    options |= EXPRESSIONS
 
     def results():
         out, lse = reference.attention(q, k, v, return_lse=True, **options)
@@ -117,11 +89,33 @@ def test_what_they_remove_may_be_anything(evaluated):
         np.testing.assert_array_equal(result, right)
 
 
-def test_a_sequence_of_a_packed_batch_keeps_its_number(evaluated):
+def test_a_sequence_of_a_packed_batch_keeps_its_number():
     q, k, v, options = drawn(np.float64)
     del options["seqlens_k"]
-    options |= ANY_EXPRESSION
+    options |= EXPRESSIONS
     packed = [x.swapaxes(1, 2).reshape(-1, *x.shape[1::2]) for x in (q, k, v)]
     out = reference.attention_varlen(*packed, np.array([0, 3, 6]), np.array([0, 5, 10]), **options)
     padded = reference.attention(q, k, v, **options)
     np.testing.assert_allclose(out, padded.swapaxes(1, 2).reshape(out.shape), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("expressions", "options"),
+    [
+        ({"score_mod": "2.0 * tanh(score / 2.0)"}, {"softcap": 2.0}),
+        ({"score_mod": "score + shift[h]", "aux": AUX}, {"bias": AUX["shift"][:, None, None]}),
+        ({"score_mod": "score - 0.5 * abs(i - j)"}, {"alibi_slopes": np.array(0.5), "align": "top-left"}),
+        ({"mask_mod": "j <= i"}, {"causal": True, "align": "top-left"}),
+        ({"score_mod": "j <= i ? score : -INFINITY"}, {"causal": True, "align": "top-left"}),
+    ],
+)
+def test_expressions_that_say_what_an_option_does(expressions, options):
+    q, k, v, _ = drawn(np.float64)
+    dout = np.random.default_rng(2).standard_normal((2, 3, 3, 4))
+
+    def results(options):
+        out, lse = reference.attention(q, k, v, return_lse=True, **options)
+        return [out, lse, *reference.attention_backward(dout, q, k, v, out, lse, **options)]
+
+    for result, right in zip(results(expressions), results(options), strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-13, atol=1e-15)
