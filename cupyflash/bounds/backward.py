@@ -16,7 +16,7 @@ from cupyflash._gradients import Gradients, backward_problem
 from cupyflash._problem import FLOAT64, Align, Problem
 from cupyflash.bounds.arithmetic import Arithmetic, claimed
 from cupyflash.bounds.backward_steps import MAX_EXPONENT, StepErrors, naive_step_errors, tiled_errors
-from cupyflash.bounds.gradients import gradient_bounds
+from cupyflash.bounds.gradients import gradient_bounds, num_terms
 from cupyflash.bounds.pairs import Pairs
 from cupyflash.bounds.scores import has_function
 from cupyflash.reference.arrays import returned_gradients
@@ -63,6 +63,7 @@ def attention_backward_terms(dout, q, k, v, out, lse, *, dlse=None, **options) -
     """
     problem, _ = backward_problem(dout, q, k, v, out, lse, dlse=dlse, gradient_dtype=FLOAT64, **options)
     operands = _operands(problem, q, k, v)
+    counts = num_terms(problem, operands)
     with np.errstate(over="ignore", invalid="ignore"):
         pairs = Pairs.of(problem, dout, q, k, v, out, lse, dlse)
         errors = tiled_errors(problem, pairs)
@@ -80,9 +81,9 @@ def attention_backward_terms(dout, q, k, v, out, lse, *, dlse=None, **options) -
         )
 
         def alone(**fields) -> dict[str, np.ndarray]:
-            return _given(gradient_bounds(problem, pairs, replace(none, **fields), operands))
+            return _given(gradient_bounds(problem, pairs, replace(none, **fields), operands, counts))
 
-        least, bounds = alone(), _given(gradient_bounds(problem, pairs, errors, operands))
+        least, bounds = alone(), _given(gradient_bounds(problem, pairs, errors, operands, counts))
         terms = {
             name: {gradient: x - least[gradient] for gradient, x in alone(**fields).items()}
             for name, fields in _sources(problem, pairs, errors).items()
@@ -154,5 +155,6 @@ def _returned(problem: Problem, kernel_errors, arrays, grads_out) -> Gradients:
     operands = _operands(problem, *arrays[1:4])
     with np.errstate(over="ignore", invalid="ignore"):
         pairs = Pairs.of(problem, *arrays)
-        bounds = _given(gradient_bounds(problem, pairs, kernel_errors(problem, pairs), operands))
+        errors, counts = kernel_errors(problem, pairs), num_terms(problem, operands)
+        bounds = _given(gradient_bounds(problem, pairs, errors, operands, counts))
     return returned_gradients(operands, Gradients(**{name: claimed(x) for name, x in bounds.items()}), grads_out)

@@ -20,7 +20,9 @@ are, are one product with a live accumulator each; float32 and float64 sum each 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +56,28 @@ class _Terms:
         return _Terms(*(x.mT for x in (self.exact, self.error, self.touched, self.spoilt)))
 
 
-def gradient_bounds(problem: Problem, pairs: Pairs, errors: StepErrors, operands) -> Gradients:
-    """Of the gradients of the operands that are given by name: arrays of their shapes."""
+def num_terms(problem: Problem, operands: Mapping[str, Any]) -> dict[str, int]:
+    """How many roundings the sums for the optional operands' gradients have in a row, in any order."""
+    rows = math.prod((*problem.leading_shape, problem.seqlen_q))
+
+    def summed(count: int, name: str) -> int:
+        return count // max(math.prod(operands[name].shape), 1)
+
+    counts = {name: summed(rows, name) for name in ("alibi_slopes", "attn_sink") if name in operands}
+    if "alibi_slopes" in operands:  # each row's part, and then theirs
+        counts["alibi_slopes"] += problem.seqlen_k + 2
+    if "bias" in operands:
+        counts["bias"] = summed(rows * problem.seqlen_k, "bias")
+    return counts
+
+
+def gradient_bounds(
+    problem: Problem, pairs: Pairs, errors: StepErrors, operands: Mapping[str, Any], counts: Mapping[str, int]
+) -> Gradients:
+    """Of the gradients of the operands that are given by name: arrays of their shapes.
+
+    ``counts`` are those of :func:`num_terms`; of all sequences where the problem is one of a packed batch.
+    """
     forward = pairs.forward
     visible, weights, dropout = forward.visible, forward.weights, forward.dropout
     unit, flush = astuple(errors.arithmetic)
@@ -95,31 +117,25 @@ def gradient_bounds(problem: Problem, pairs: Pairs, errors: StepErrors, operands
         "dv": _product(problem, errors, 1.0, of_values.mT, pairs.dout, operands["v"]),
     }
     if "bias" in operands:
-        count = _num_terms(shape, operands["bias"])
-        bounds["dbias"] = _sum(problem, errors, final, gamma(count, unit), operands["bias"])
+        bounds["dbias"] = _sum(problem, errors, final, gamma(counts["bias"], unit), operands["bias"])
     if "alibi_slopes" in operands:
         slopes, distance = operands["alibi_slopes"], distances(problem)
-        weighted = terms(distance * dfinal, distance * error)
-        count = problem.seqlen_k + _num_terms(shape[:-1], slopes) + 2
-        bounds["dalibi_slopes"] = _sum_of_rows(problem, errors, weighted, gamma(count, unit), slopes)
+        weighted, accumulation = terms(distance * dfinal, distance * error), gamma(counts["alibi_slopes"], unit)
+        bounds["dalibi_slopes"] = _sum_of_rows(problem, errors, weighted, accumulation, slopes)
     if "attn_sink" in operands:
-        bounds["dattn_sink"] = _sink_bound(problem, pairs, errors, unbounded, operands["attn_sink"])
+        accumulation = gamma(counts["attn_sink"], unit)
+        bounds["dattn_sink"] = _sink_bound(problem, pairs, errors, unbounded, accumulation, operands["attn_sink"])
     return Gradients(**bounds)
 
 
-def _sink_bound(problem: Problem, pairs: Pairs, errors: StepErrors, unbounded, sinks) -> np.ndarray:
+def _sink_bound(problem: Problem, pairs: Pairs, errors: StepErrors, unbounded, accumulation, sinks) -> np.ndarray:
     unit, flush = astuple(errors.arithmetic)
     sink, size = pairs.forward.sink_weight, np.abs(pairs.delta)
     error = sink * errors.delta + errors.sink * (size + errors.delta)
     error = error + unit * (sink * size + error) + flush * (1 + size + errors.delta)
     shape = (*problem.leading_shape, problem.seqlen_q, 1)
     rows = _Terms.of(sink * pairs.delta, error, pairs.forward.sink > -np.inf, unbounded, shape)
-    return _sum_of_rows(problem, errors, rows, gamma(_num_terms(shape, sinks), unit), sinks)
-
-
-def _num_terms(shape: tuple[int, ...], operand) -> int:
-    """That one element of an operand's gradient is the sum of."""
-    return math.prod(shape) // max(math.prod(operand.shape), 1)
+    return _sum_of_rows(problem, errors, rows, accumulation, sinks)
 
 
 def _sum_of_rows(problem: Problem, errors: StepErrors, terms: _Terms, accumulation, operand) -> np.ndarray:

@@ -40,7 +40,7 @@ def attention_varlen(
     total_q, num_heads, head_dim_v = problem.out_shape
     result = np.zeros((num_heads, total_q, head_dim_v))
     lse, row_max = np.full((2, num_heads, total_q), -np.inf)
-    for sequence in _sequences(problem, q, k, v):
+    for sequence in sequences(problem, q, k, v):
         exact = exact_attention(sequence.problem, *sequence.numbers())
         for target, part in zip((result, lse, row_max), exact, strict=True):
             target[:, sequence.queries] = np.asarray(part)[0]
@@ -58,10 +58,10 @@ def attention_varlen_backward(
     """
     problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
     targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, gradient_dtype=FLOAT64)
-    operands = {name: x for name, x in _operands(problem, q, k, v).items() if f"d{name}" in NAMES}
+    operands = {name: x for name, x in packed_operands(problem, q, k, v).items() if f"d{name}" in NAMES}
     totals = {name: wide(q.dtype, np.zeros(x.shape))[0] for name, x in operands.items()}
-    dout, dlse = float64_on_host(_heads_first(dout))[0], None if dlse is None else float64_on_host(dlse)[0]
-    for sequence in _sequences(problem, q, k, v):
+    dout, dlse = float64_on_host(heads_first(dout))[0], None if dlse is None else float64_on_host(dlse)[0]
+    for sequence in sequences(problem, q, k, v):
         (sequence_dout,) = wide(q.dtype, dout[:, :, sequence.queries])
         sequence_dlse = None if dlse is None else dlse[None, :, sequence.queries]
         gradients = exact_gradients(sequence.problem, sequence_dout, *sequence.numbers(), sequence_dlse)
@@ -76,7 +76,7 @@ def attention_varlen_backward(
 
 
 @dataclass(frozen=True)
-class _Sequence:
+class Sequence:
     """One sequence as a call of its own, with a batch of 1."""
 
     problem: Problem  # without layouts: nothing here lies in memory as it says
@@ -89,8 +89,9 @@ class _Sequence:
         return wide(self.problem.dtype, *on_host(self.problem, *(self.arrays[name] for name in "qkv")))
 
 
-def _sequences(problem: Problem, q, k, v) -> Iterator[_Sequence]:
-    operands = _operands(problem, q, k, v)
+def sequences(problem: Problem, q, k, v) -> Iterator[Sequence]:
+    """Those of a packed problem."""
+    operands = packed_operands(problem, q, k, v)
     offsets_q, offsets_k = problem.packed.offsets_q.tolist(), problem.packed.offsets_k.tolist()
     every = slice(None)
     for number in range(problem.packed.num_seqs):
@@ -112,15 +113,16 @@ def _sequences(problem: Problem, q, k, v) -> Iterator[_Sequence]:
             layouts={},
             first_batch=number,
         )
-        yield _Sequence(alone, queries, arrays, parts)
+        yield Sequence(alone, queries, arrays, parts)
 
 
-def _operands(problem: Problem, q, k, v) -> dict[str, Any]:
+def packed_operands(problem: Problem, q, k, v) -> dict[str, Any]:
     """The arrays of which each sequence has its part, with (1, heads, tokens, head_dim) in q, k and v."""
-    return {"q": _heads_first(q), "k": _heads_first(k), "v": _heads_first(v), **problem.operands}
+    return {"q": heads_first(q), "k": heads_first(k), "v": heads_first(v), **problem.operands}
 
 
-def _heads_first(packed):
+def heads_first(packed):
+    """(total, heads, head_dim) as (1, heads, total, head_dim)."""
     return packed.swapaxes(0, 1)[None]
 
 
