@@ -72,7 +72,8 @@ def attention_backward_terms(dout, q, k, v, out, lse, *, dlse=None, **options) -
             stored_weights=np.zeros_like(errors.weights),
             dweights=np.zeros_like(errors.dweights),
             delta=np.zeros_like(errors.delta),
-            derivative=0.0,
+            derivative=errors.derivative,
+            derivative_error=0.0,
             dropout=0.0,
             sink=0.0,
             dscore_rounding=np.zeros_like,
@@ -111,7 +112,7 @@ def _sources(problem: Problem, pairs: Pairs, errors: StepErrors) -> dict[str, di
         "accumulation": {"accumulation": errors.accumulation},
     }
     if has_function(problem):
-        sources["score function"] = {"derivative": errors.derivative}
+        sources["score function"] = {"derivative_error": errors.derivative_error}
     if problem.dropout_p:
         sources["dropout"] = {"dropout": errors.dropout}
     if "attn_sink" in problem.operands:

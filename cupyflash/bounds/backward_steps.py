@@ -26,7 +26,7 @@ from cupyflash.bounds.arithmetic import (
 from cupyflash.bounds.forward import weight_error
 from cupyflash.bounds.naive import naive_errors, score_overflows
 from cupyflash.bounds.pairs import Pairs
-from cupyflash.bounds.scores import flushed_score, has_function, score_errors
+from cupyflash.bounds.scores import ScoreErrors, flushed_score, has_function, score_errors
 from cupyflash.bounds.steps import product_error, sink_conversion_error
 
 MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
@@ -40,7 +40,8 @@ class StepErrors:
     stored_weights: np.ndarray  # of P as it multiplies dout
     dweights: np.ndarray  # of dP
     delta: np.ndarray
-    derivative: np.ndarray | float  # of the score function's
+    derivative: np.ndarray | float  # of the score function: itself, and its error
+    derivative_error: np.ndarray | float
     dropout: float  # of the scale of kept weights and its product, relative
     sink: np.ndarray | float  # of the sink's weight
     dscore_rounding: Callable[[np.ndarray], np.ndarray]  # of the magnitude of dS, to store it
@@ -56,13 +57,13 @@ def tiled_errors(problem: Problem, pairs: Pairs) -> StepErrors:
 def _tensor_core(problem: Problem, pairs: Pairs) -> StepErrors:
     """P from lse in base 2, float32 accumulators."""
     forward, head_dim_v = pairs.forward, problem.head_dim_v
-    score, derivative = _score_errors(problem, pairs, product_error(problem, forward))
+    function = _score_errors(problem, pairs, product_error(problem, forward))
 
     # log2(e) and the product with it, for the score and for lse; their fused difference; ex2.
     def exponent(size, distance):
         return U32 * (2 * size + distance + 2 * pairs.lse + 8) + pairs.lse_error + EXP_ERROR
 
-    error = score + exponent(forward.scores, _below_lse(pairs, forward.distance))
+    error = function.score + exponent(forward.scores, _below_lse(pairs, forward.distance))
     weights = forward.weights * np.expm1(np.minimum(error, MAX_EXPONENT)) + FLUSH
     return StepErrors(
         weights=weights,
@@ -70,7 +71,8 @@ def _tensor_core(problem: Problem, pairs: Pairs) -> StepErrors:
         dweights=dot_error(head_dim_v) * pairs.dweight_magnitudes
         + np.minimum((head_dim_v + 2) * FLUSH, 2 * pairs.dweight_magnitudes),
         delta=_delta_error(problem, pairs),
-        derivative=derivative,
+        derivative=function.derivative,
+        derivative_error=function.derivative_error,
         dropout=_dropout_error(problem),
         sink=_sink_error(problem, pairs, exponent),
         dscore_rounding=partial(rounding_of, problem.dtype),
@@ -88,13 +90,13 @@ def _fma(problem: Problem, pairs: Pairs) -> StepErrors:
     else:  # q . k and the rounded scale: its product is part of the fused difference to lse
         error = gamma(problem.head_dim + 1, unit) * forward.products
         error = error + flushed_score(problem, forward, flush, forward.factors)
-    score, derivative = _score_errors(problem, pairs, error)
+    function = _score_errors(problem, pairs, error)
 
     # The difference to lse; exp, 2 ulp, and 2 u for what is of second order.
     def exponent(size, distance):
         return unit * (distance + 6) + pairs.lse_error
 
-    error = score + exponent(forward.scores, _below_lse(pairs, forward.distance))
+    error = function.score + exponent(forward.scores, _below_lse(pairs, forward.distance))
     weights = forward.weights * np.expm1(np.minimum(error, MAX_EXPONENT)) + flush
 
     def accumulation(rows: int, batches: int) -> float:
@@ -106,7 +108,8 @@ def _fma(problem: Problem, pairs: Pairs) -> StepErrors:
         stored_weights=weights,
         dweights=_dweight_error(problem, pairs),
         delta=_delta_error(problem, pairs),
-        derivative=derivative,
+        derivative=function.derivative,
+        derivative_error=function.derivative_error,
         dropout=_dropout_error(problem),
         sink=_sink_error(problem, pairs, exponent),
         dscore_rounding=np.zeros_like,
@@ -144,7 +147,8 @@ def naive_step_errors(problem: Problem, pairs: Pairs) -> StepErrors:
         stored_weights=weights,
         dweights=dweights,
         delta=delta + unit * (np.abs(pairs.delta) + delta),
-        derivative=0.0,
+        derivative=1.0,
+        derivative_error=0.0,
         dropout=0.0,
         sink=0.0,
         dscore_rounding=stored,
@@ -153,12 +157,9 @@ def naive_step_errors(problem: Problem, pairs: Pairs) -> StepErrors:
     )
 
 
-def _score_errors(problem: Problem, pairs: Pairs, error: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
+def _score_errors(problem: Problem, pairs: Pairs, error: np.ndarray) -> ScoreErrors:
     """Of the final score and of the score function's derivative."""
-    if not has_function(problem):
-        return error, 0.0
-    errors = score_errors(problem, pairs.forward, error)
-    return errors.score, errors.derivative_error
+    return score_errors(problem, pairs.forward, error) if has_function(problem) else ScoreErrors(error, 1.0, 0.0)
 
 
 def _below_lse(pairs: Pairs, below_max: np.ndarray) -> np.ndarray:

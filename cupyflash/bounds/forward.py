@@ -36,7 +36,7 @@ import numpy as np
 from cupyflash._problem import HALF_TYPES, Problem, attention_problem
 from cupyflash.bounds.arithmetic import ILL_CONDITIONED, SLACK, U64, Precision, claimed, largest
 from cupyflash.bounds.exact import Exact
-from cupyflash.bounds.steps import Errors, terms_of, tiled_errors
+from cupyflash.bounds.steps import Errors, terms_of, tiled_errors, with_score_function_apart
 from cupyflash.reference.arrays import returned
 
 
@@ -75,7 +75,7 @@ def attention_terms(q, k, v, **options) -> dict[str, tuple[np.ndarray, np.ndarra
     problem = attention_problem(q, k, v, **options)
     with np.errstate(over="ignore", invalid="ignore"):
         exact = Exact.of(problem, q, k, v)
-        errors = tiled_errors(problem, exact)
+        errors = with_score_function_apart(problem, exact, tiled_errors(problem, exact))
         bounded = [np.isfinite(bound) for bound in propagated(problem, exact, errors)[:2]]
         least = propagated(problem, exact, Errors())[:2]
         terms = {}

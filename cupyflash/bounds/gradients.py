@@ -31,7 +31,7 @@ from cupyflash._problem import Problem
 from cupyflash.bounds.arithmetic import ILL_CONDITIONED, SLACK, U64, Precision, gamma, largest, rounding_of
 from cupyflash.bounds.backward_steps import StepErrors
 from cupyflash.bounds.pairs import Pairs
-from cupyflash.bounds.scores import has_function, score_errors
+from cupyflash.bounds.scores import has_function
 from cupyflash.reference.arrays import summed_to
 from cupyflash.reference.scores import distances
 
@@ -93,9 +93,8 @@ def gradient_bounds(
 
     dscores, dscore_error = dfinal, error
     if has_function(problem):
-        derivative = score_errors(problem, forward, np.zeros_like(forward.products)).derivative
-        dscores = derivative * dfinal
-        dscore_error = np.abs(derivative) * error + errors.derivative * (np.abs(dfinal) + error)
+        dscores = errors.derivative * dfinal
+        dscore_error = np.abs(errors.derivative) * error + errors.derivative_error * (np.abs(dfinal) + error)
         dscore_error = dscore_error + unit * (np.abs(dscores) + dscore_error) + flush
     dscore_error = dscore_error + errors.dscore_rounding(np.abs(dscores) + dscore_error)
     stored_weights = dropout * errors.stored_weights

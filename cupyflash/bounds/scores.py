@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupyflash._problem import Problem
+from cupyflash._score_mod import evaluate_with_error
 from cupyflash.bounds.arithmetic import TANH_ULP, Arithmetic, conversion_error, largest
 from cupyflash.bounds.exact import Exact
-from cupyflash.reference.arrays import operand
+from cupyflash.reference.arrays import operand, pair_shape
 from cupyflash.reference.scores import capped, distances
 
 
@@ -51,8 +52,7 @@ def score_errors(problem: Problem, exact: Exact, error: np.ndarray) -> ScoreErro
     if problem.softcap is not None:
         scores, derivative, error, derivative_error = _capped(problem.softcap, scores, error, arithmetic)
     if problem.score_mod is not None:
-        from cupyflash._score_mod import evaluate_with_error
-
+        scores, error = (np.broadcast_to(x, pair_shape(problem)) for x in (scores, error))
         scores, factor, error, factor_error = evaluate_with_error(problem, scores, error)
         upper = np.abs(factor) + factor_error
         derivative_error = upper * derivative_error + np.abs(derivative) * (factor_error + unit * upper) + flush

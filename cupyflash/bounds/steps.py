@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ Error = np.ndarray | float
 class Errors:
     """The errors of one kernel's steps, as :mod:`cupyflash.bounds.forward` names them; relative unless said."""
 
-    score: Error = 0.0  # of the exponent, absolute: from q . k on, without the next one
+    score: Error = 0.0  # of the exponent, absolute: all of it, or without the next one
     score_function: Error = 0.0  # of the exponent, absolute: of softcap, score_mod, bias and ALiBi themselves
     exponential: Error = 0.0  # of exp and of all rescaling factors together, natural log
     sink: Error = 0.0  # of the sink's exponent and exponential, absolute
@@ -91,12 +91,17 @@ def product_error(problem: Problem, exact: Exact) -> np.ndarray:
     return error
 
 
-def _score_errors(problem: Problem, exact: Exact) -> tuple[np.ndarray, Error]:
-    """Of the final scores: all of it, and what the score function has of its own."""
+def _final_score_error(problem: Problem, exact: Exact) -> np.ndarray:
     error = product_error(problem, exact)
+    return score_errors(problem, exact, error).score if has_function(problem) else error
+
+
+def with_score_function_apart(problem: Problem, exact: Exact, errors: Errors) -> Errors:
+    """The same errors, with those that softcap, score_mod, bias and ALiBi have of an exact q . k by themselves."""
     if not has_function(problem):
-        return error, 0.0
-    return score_errors(problem, exact, error).score, score_errors(problem, exact, np.zeros_like(error)).score
+        return errors
+    own = score_errors(problem, exact, np.zeros_like(exact.products)).score
+    return replace(errors, score=errors.score - own, score_function=own)
 
 
 def sink_conversion_error(problem: Problem, exact: Exact) -> Error:
@@ -111,7 +116,7 @@ def _tensor_core(problem: Problem, exact: Exact) -> Errors:
     element = Precision.of(problem.dtype)
     num_keys, with_sink = exact.num_keys, "attn_sink" in problem.operands
     num_tiles = np.ceil(num_keys / MIN_KEY_TILE)
-    final, own = _score_errors(problem, exact)
+    final = _final_score_error(problem, exact)
 
     # The exponent's argument after q . k: the rounded scale, the fused multiply-add, the maximum's product and the
     # rescaling arguments, together 6 |x| + |m|; and 8 for what is of second order. A pair-by-pair kernel rounds s times
@@ -124,8 +129,7 @@ def _tensor_core(problem: Problem, exact: Exact) -> Errors:
     near_max = np.where(exact.relative + exact.gap > -1, score, 0)
     shift = np.exp(2 * np.max(near_max, axis=-1, keepdims=True, initial=0) - exact.gap) / exact.row_sum
     return Errors(
-        score=score - own,
-        score_function=own,
+        score=score,
         exponential=(1 + num_tiles + with_sink) * EXP_ERROR,
         sink=sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + EXP_ERROR,
         row_sum=gamma(num_keys + num_tiles + 2 + with_sink, U32),
@@ -147,15 +151,14 @@ def _fma(problem: Problem, exact: Exact) -> Errors:
     num_keys, with_sink = exact.num_keys, "attn_sink" in problem.operands
     smallest_tile, largest_tile = FMA_TILES
     num_tiles = np.ceil(num_keys / smallest_tile)
-    final, own = _score_errors(problem, exact)
+    final = _final_score_error(problem, exact)
 
     # The distance to the running maximum, the rescaling arguments, together 2 |x|, and 8 for what is of second order.
     def exponent(distance):
         return unit * (2 * distance + 8)
 
     return Errors(
-        score=final - own + exponent(exact.distance),
-        score_function=own,
+        score=final + exponent(exact.distance),
         exponential=(1 + num_tiles + with_sink) * 5 * unit,  # exp: 2 ulp
         sink=sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + 5 * unit,
         row_sum=gamma(num_tiles + largest_tile // ROW_LANES + int(math.log2(ROW_LANES)) + with_sink, unit),
