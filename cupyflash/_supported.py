@@ -8,9 +8,7 @@ from cupyflash._numerics import PLAIN
 from cupyflash._problem import Problem
 
 #: Options beside softmax_scale, causal, align and a window's right edge.
-FORWARD: frozenset[str] = frozenset()
-#: The tensor-core kernel's.
-FORWARD_HALF = frozenset(
+FORWARD = frozenset(
     {
         "window_size",
         "softcap",
@@ -29,6 +27,7 @@ FORWARD_HALF = frozenset(
         "numerics",
     }
 )
+FORWARD_HALF = FORWARD
 BACKWARD: frozenset[str] = frozenset()
 BACKWARD_HALF = frozenset({"window_size", "softcap", "mask", "seqlens_q", "seqlens_k", "dropout_p", "split_size"})
 

@@ -7,6 +7,11 @@ struct KeyTiles {
     int interior_begin = 0;
     int interior_end;
     int end;
+
+    // Whether a tile may hold masked pairs.
+    __device__ __forceinline__ bool cut(int tile) const {
+        return REMOVES_ANYWHERE || tile >= interior_end || (BAND_LEFT && tile < interior_begin);
+    }
 };
 
 __device__ __forceinline__ KeyTiles key_tiles(int first_query, const Sequence& sequence) {
@@ -36,6 +41,10 @@ struct QueryTiles {
     int interior_begin;
     int interior_end;
     int end;
+
+    __device__ __forceinline__ bool cut(int tile) const {
+        return REMOVES_ANYWHERE || tile < interior_begin || (BAND_LEFT && tile >= interior_end);
+    }
 };
 
 __device__ __forceinline__ QueryTiles query_tiles(int first_key, const Sequence& sequence) {

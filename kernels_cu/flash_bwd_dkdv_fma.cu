@@ -26,6 +26,7 @@ constexpr int TILE_ROWS = BLOCK_N, TILE_COLUMNS = BLOCK_M;   // here the keys ar
 
 #include "fma.cuh"
 #include "mask_fma.cuh"
+#include "pairs_fma.cuh"
 #include "nonfinite_fma.cuh"
 #include "weight_fma.cuh"
 
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
             // S^T = K Q^T, P^T = exp(S^T - lse). What is masked is selected, so that no NaN of it survives.
             Scores weights = {};
             multiply_transposed<KeyTile, QueryTile>(weights, key_address, query_address);
-            const TransposedRowMask mask(int64_t(first_key) + row, first_query, num_queries, sequence.band_right);
+            const TransposedRowMask mask(int64_t(first_key) + row, first_query, num_queries, sequence);
             const bool boundary = tile < tiles.interior_begin;
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)

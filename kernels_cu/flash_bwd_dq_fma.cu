@@ -26,6 +26,7 @@ constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;
 
 #include "fma.cuh"
 #include "mask_fma.cuh"
+#include "pairs_fma.cuh"
 #include "nonfinite_fma.cuh"
 #include "weight_fma.cuh"
 
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             // S = Q K^T, dS = P * (dP - delta). What is masked is selected, so that no NaN of it survives.
             Scores scores = {};
             multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
-            const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence.band_right);
+            const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence);
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll

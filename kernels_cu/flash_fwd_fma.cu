@@ -5,7 +5,7 @@
 // block on most multiprocessors. Weights go through shared memory, from the lane that computed them to those
 // that multiply with them. Each tile's P V starts from zero (two-level sums). Constants: ELEMENT (float or
 // double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N,
-// NUM_WARPS, BAND_RIGHT.
+// NUM_WARPS, BAND_RIGHT, and those of variant.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -28,6 +28,7 @@ constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;
 
 #include "fma.cuh"
 #include "mask_fma.cuh"
+#include "pairs_fma.cuh"
 #include "nonfinite_fma.cuh"
 
 using QueryTile = FmaTile<BLOCK_M, HEAD_DIM>;
@@ -49,6 +50,19 @@ struct Params {
 // The maximum of a row that saw no key: finite, for -inf - -inf would be NaN, and below every score.
 constexpr ELEMENT NO_KEY = sizeof(ELEMENT) == 4 ? -3.402823466e38f : -1.7976931348623157e308;
 
+// Joins a logit without a value to a row: its accumulator, maximum and sum.
+template <int COUNT>
+__device__ void add_sink(ELEMENT (&acc)[COUNT][VECTOR], ELEMENT& row_max, ELEMENT& row_sum, ELEMENT sink) {
+    const ELEMENT old_max = row_max;
+    row_max = fmax(old_max, sink);
+    const ELEMENT factor = exp(old_max - row_max);
+    row_sum = fma(row_sum, factor, exp(sink - row_max));
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c)
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) acc[c][e] *= factor;
+}
+
 extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __grid_constant__ Params params) {
     extern __shared__ __align__(128) unsigned char shared[];
     const QueryTile query_tile{uint32_t(__cvta_generic_to_shared(shared))};
@@ -61,16 +75,20 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
     const int batch = blockIdx.x / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
-    const int num_queries = min(BLOCK_M, params.seqlen_q - first_query);
-    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.batch, batch); });
+    auto rows = [&](const auto& operand) { return operand.matrix(params.batch, batch); };
+    const Sequence sequence(params, rows);
+    const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
+    if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
     const KeyTiles tiles = key_tiles(first_query, sequence);
 
     FmaTileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
-        key_tile, params.key.matrix(params.batch, batch), params.key.row_stride, params.head_dim, thread);
+        key_tile, rows(params.key) + (sequence.first_key + tiles.begin * BLOCK_N) * params.key.row_stride,
+        params.key.row_stride, params.head_dim, thread);
     FmaTileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
-        value_tile, params.value.matrix(params.batch, batch), params.value.row_stride, params.head_dim_v, thread);
+        value_tile, rows(params.value) + (sequence.first_key + tiles.begin * BLOCK_N) * params.value.row_stride,
+        params.value.row_stride, params.head_dim_v, thread);
     FmaTileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
-        query_tile, params.query.matrix(params.batch, batch) + first_query * params.query.row_stride,
+        query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
         params.query.row_stride, params.head_dim, thread).load_async(num_queries);
 
     const int row = first_row(warp, lane), column = lane % ROW_LANES;
@@ -86,8 +104,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         row_sum[m] = 0;
     }
 
-    for (int tile = 0; tile < tiles.end; ++tile) {
-        const int first_key = tile * BLOCK_N, num_keys = params.seqlen_k - first_key;
+    const ScoreFunction score_function(params, sequence, rows);
+    const Dropout dropout(params, rows);
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        const int first_key = tile * BLOCK_N, num_keys = sequence.seqlen_k - first_key;
         __syncthreads();   // every warp is done with the last value tile
         key_loader.load_async(num_keys);
         cp_async_wait_group<0>();
@@ -98,19 +118,29 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         __syncthreads();   // every warp is done with the key tile
         value_loader.load_async(num_keys);
 
-        const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence.band_right);
+        const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence);
+        const bool boundary = tiles.cut(tile);
         // Scores times the scale, whatever its sign; then their maximum, P = exp(S - max), and its sum.
         ELEMENT alpha[THREAD_ROWS];
-#pragma unroll
-        for (int m = 0; m < THREAD_ROWS; ++m)
-#pragma unroll
-            for (int n = 0; n < THREAD_COLUMNS; ++n) scores[m][n] *= params.scale;
-        if (tile >= tiles.interior_end) {
+        SeenPairs seen;
+        if constexpr (PAIR_BY_PAIR) {
+            for_each_pair(first_query + row, first_key + column, [&](int m, int n, int i, int j) {
+                const bool visible = i < sequence.seqlen_q && mask.visible(m, j - first_key) && score_function.keeps(i, j);
+                scores[m][n] = visible ? score_function(scores[m][n], i, j).value : -infinity();
+                seen.add(m, n, scores[m][n] != -infinity());
+            });
+        } else {
 #pragma unroll
             for (int m = 0; m < THREAD_ROWS; ++m)
 #pragma unroll
-                for (int n = 0; n < THREAD_COLUMNS; ++n)
-                    if (!mask.visible(m, column + n * ROW_LANES)) scores[m][n] = -infinity();
+                for (int n = 0; n < THREAD_COLUMNS; ++n) scores[m][n] *= params.scale;
+            if (boundary) {
+#pragma unroll
+                for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+                    for (int n = 0; n < THREAD_COLUMNS; ++n)
+                        if (!mask.visible(m, column + n * ROW_LANES)) scores[m][n] = -infinity();
+            }
         }
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m) {
@@ -131,12 +161,21 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             }
             row_sum[m] = fma(row_sum[m], alpha[m], tile_sum);
         }
+#if DROPOUT
+        for_each_pair(first_query + row, first_key + column, [&](int m, int n, int i, int j) {
+            if (!dropout.keeps(i, j)) scores[m][n] = 0;
+        });
+#endif
         store_scores(weight_tile, row, lane, scores);
         cp_async_wait_group<0>();
         __syncthreads();   // the value tile has landed, and so have the weights
 
-        if (BAND_RIGHT && tile >= tiles.interior_end && __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
-            spread_nonfinite(acc, columns, mask);
+        if ((BANDED || REMOVES_ANYWHERE) && boundary &&
+            __syncthreads_or(holds_nonfinite<NUM_THREADS>(value_tile, thread))) {
+            if constexpr (REMOVES_ANYWHERE)
+                spread_nonfinite(acc, columns, seen, lane);
+            else
+                spread_nonfinite(acc, columns, mask);
             __syncthreads();   // every warp has seen the values
             remove_nonfinite<NUM_THREADS>(value_tile, thread);
             __syncthreads();
@@ -151,18 +190,34 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
                 for (int e = 0; e < VECTOR; ++e) acc[m][c][e] = fma(acc[m][c][e], alpha[m], tile_acc[m][c][e]);
     }
 
+    const int64_t first_row = sequence.first_row(params, batch) + first_query;
+    // Queries that are there but do not count, behind their batch's length, get zeros.
+    const int num_rows = LENGTHS == 1 ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
 #pragma unroll
     for (int m = 0; m < THREAD_ROWS; ++m) {
         const int query = row + row_step(m);
+        const bool stores = column == 0 && query < num_rows;
 #pragma unroll
         for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
             row_sum[m] += __shfl_xor_sync(FULL_WARP, row_sum[m], lanes);
+        if (LENGTHS == 1 && query >= num_queries) {
+            row_max[m] = NO_KEY;
+            row_sum[m] = 0;
+        }
+#if RETURN_MAX
+        if (stores) params.variant.row_max[first_row + query] = row_sum[m] == ELEMENT(0) ? -infinity() : row_max[m];
+#endif
+#ifdef SINK
+        if (query < num_queries) add_sink(acc[m], row_max[m], row_sum[m], Element<SINK>::load(*rows(params.variant.attn_sink)));
+#endif
         // log 0 = -inf: no key
-        if (params.lse && column == 0 && query < num_queries)
-            params.lse[int64_t(batch) * params.seqlen_q + first_query + query] = row_max[m] + log(row_sum[m]);
+        if (params.lse && stores) params.lse[first_row + query] = row_max[m] + log(row_sum[m]);
+#if DROPOUT
+        row_sum[m] /= params.variant.keep_scale;
+#endif
     }
     store_accumulator<ValueTile>(
-        acc, params.out.matrix(params.batch, batch) + first_query * params.out.row_stride, params.out.row_stride, row,
-        num_queries, params.head_dim_v, lane,
+        acc, rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride, params.out.row_stride,
+        row, num_rows, params.head_dim_v, lane,
         [&](int m, ELEMENT x) { return row_sum[m] == ELEMENT(0) ? ELEMENT(0) : x / row_sum[m]; });
 }

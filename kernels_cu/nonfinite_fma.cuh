@@ -27,11 +27,14 @@ __device__ void remove_nonfinite(Tile tile, int thread) {
     });
 }
 
-// Makes NaN of every element of acc to which a visible row of the tile contributes a non-finite value.
-template <typename Tile, typename Mask>
-__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const Mask& mask) {
+// Makes NaN of every element of acc to which a seen row of the tile contributes a non-finite value.
+// seen_by(j) gives what tells of row m of this thread whether it sees row j of the tile.
+template <typename Tile, typename SeenBy>
+__device__ __forceinline__ void spread_nonfinite_where(Accumulator<Tile>& acc, const Columns<Tile>& columns,
+                                                       SeenBy seen_by) {
 #pragma unroll 1
-    for (int j = 0; j < TILE_COLUMNS; ++j)
+    for (int j = 0; j < TILE_COLUMNS; ++j) {
+        const auto seen = seen_by(j);
 #pragma unroll
         for (int c = 0; c < Columns<Tile>::COUNT; ++c) {
             const Vector value = columns.load(j, c);
@@ -39,6 +42,20 @@ __device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& co
             for (int e = 0; e < VECTOR; ++e)
 #pragma unroll
                 for (int m = 0; m < THREAD_ROWS; ++m)
-                    if (!is_finite(value.element[e]) && mask.visible(m, j)) acc[m][c][e] = not_a_number();
+                    if (!is_finite(value.element[e]) && seen(m)) acc[m][c][e] = not_a_number();
         }
+    }
+}
+
+template <typename Tile, typename Mask>
+__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const Mask& mask) {
+    spread_nonfinite_where<Tile>(acc, columns, [&](int j) { return [&mask, j](int m) { return mask.visible(m, j); }; });
+}
+
+template <typename Tile>
+__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const SeenPairs& pairs, int lane) {
+    spread_nonfinite_where<Tile>(acc, columns, [&](int j) {
+        const uint32_t rows = pairs.rows_seeing(j, lane);
+        return [rows](int m) { return rows >> m & 1; };
+    });
 }

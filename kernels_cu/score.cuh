@@ -68,13 +68,16 @@ struct ScoreFunction {
     __device__ __forceinline__ Compute distance(int i, int j) const { return Compute(abs(int64_t(i) + shift - j)); }
 #endif
 
-    // Whether masks that are given pair by pair leave this one.
+    // Whether masks that are given pair by pair leave this one, and a bias, whose -inf removes it like a mask.
     __device__ __forceinline__ bool keeps(int i, int j) const {
 #if MASK
         if (!mask(i, j)) return false;
 #endif
 #if MASK_MOD
         if (!mask_mod(pair(i, j), aux)) return false;
+#endif
+#ifdef BIAS
+        if (Element<BIAS>::load(bias(i, j)) == -infinity()) return false;   // -inf + NaN would be NaN
 #endif
         return true;
     }
