@@ -20,6 +20,7 @@ using Compute = ELEMENT;
 #include "sequence.cuh"
 #include "score.cuh"
 #include "dropout.cuh"
+#include "split.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
 
@@ -72,11 +73,13 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 
     const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
     const int num_query_tiles = ceil_div(params.seqlen_q, BLOCK_M);
-    const int batch = blockIdx.x / num_query_tiles;
+    const BlockOfSplit block(params, blockIdx.x);
+    const int batch = block.index / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
-    const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
+    const int first_query = (num_query_tiles - 1 - block.index % num_query_tiles) * BLOCK_M;
     auto rows = [&](const auto& operand) { return operand.matrix(params.batch, batch); };
-    const Sequence sequence(params, rows);
+    Sequence sequence(params, rows);
+    sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
     const KeyTiles tiles = key_tiles(first_query, sequence);
@@ -125,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         SeenPairs seen;
         if constexpr (PAIR_BY_PAIR) {
             for_each_pair(first_query + row, first_key + column, [&](int m, int n, int i, int j) {
-                const bool visible = i < sequence.seqlen_q && mask.visible(m, j - first_key) && score_function.keeps(i, j);
+                const bool visible =
+                    i < sequence.seqlen_q && mask.visible(m, j - first_key) && score_function.keeps(i, j);
                 scores[m][n] = visible ? score_function(scores[m][n], i, j).value : -infinity();
                 seen.add(m, n, scores[m][n] != -infinity());
             });
@@ -207,17 +211,23 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 #if RETURN_MAX
         if (stores) params.variant.row_max[first_row + query] = row_sum[m] == ELEMENT(0) ? -infinity() : row_max[m];
 #endif
-#ifdef SINK
-        if (query < num_queries) add_sink(acc[m], row_max[m], row_sum[m], Element<SINK>::load(*rows(params.variant.attn_sink)));
+#if defined(SINK) && !SPLIT
+        const ELEMENT sink = Element<SINK>::load(*rows(params.variant.attn_sink));
+        if (query < num_queries) add_sink(acc[m], row_max[m], row_sum[m], sink);
 #endif
         // log 0 = -inf: no key
         if (params.lse && stores) params.lse[first_row + query] = row_max[m] + log(row_sum[m]);
 #if DROPOUT
-        row_sum[m] /= params.variant.keep_scale;
+        row_sum[m] /= dropout.keep_scale;
 #endif
     }
+    auto finish = [&](int m, ELEMENT x) { return row_sum[m] == ELEMENT(0) ? ELEMENT(0) : x / row_sum[m]; };
+#if SPLIT
+    store_accumulator_unaligned<ValueTile>(acc, params.variant.partial_out + first_row * params.head_dim_v,
+                                           params.head_dim_v, row, num_rows, params.head_dim_v, lane, finish);
+#else
     store_accumulator<ValueTile>(
         acc, rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride, params.out.row_stride,
-        row, num_rows, params.head_dim_v, lane,
-        [&](int m, ELEMENT x) { return row_sum[m] == ELEMENT(0) ? ELEMENT(0) : x / row_sum[m]; });
+        row, num_rows, params.head_dim_v, lane, finish);
+#endif
 }

@@ -202,3 +202,20 @@ __device__ __forceinline__ void store_accumulator(const Accumulator<Tile>& acc, 
             store_vector(matrix + (row + row_step(m)) * row_stride + column, vector);
         }
 }
+
+// The same to rows that 16-byte stores do not fit.
+template <typename Tile, typename Finish>
+__device__ __forceinline__ void store_accumulator_unaligned(const Accumulator<Tile>& acc, ELEMENT* matrix,
+                                                            int64_t row_stride, int row, int num_rows, int head_dim,
+                                                            int lane, Finish finish) {
+#pragma unroll
+    for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+        for (int c = 0; c < Columns<Tile>::COUNT; ++c)
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                const int column = Columns<Tile>::index(c, lane) * VECTOR + e;
+                if (row + row_step(m) < num_rows && column < head_dim)
+                    matrix[(row + row_step(m)) * row_stride + column] = finish(m, acc[m][c][e]);
+            }
+}

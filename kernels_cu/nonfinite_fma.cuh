@@ -53,7 +53,8 @@ __device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& co
 }
 
 template <typename Tile>
-__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const SeenPairs& pairs, int lane) {
+__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const SeenPairs& pairs,
+                                 int lane) {
     spread_nonfinite_where<Tile>(acc, columns, [&](int j) {
         const uint32_t rows = pairs.rows_seeing(j, lane);
         return [rows](int m) { return rows >> m & 1; };
