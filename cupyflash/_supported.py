@@ -24,10 +24,10 @@ FORWARD = frozenset(
         "mask_mod",
         "cu_seqlens",
         "split_size",
-        "numerics",
     }
 )
-FORWARD_HALF = FORWARD
+#: The tensor-core kernel's.
+FORWARD_HALF = FORWARD | {"numerics"}
 BACKWARD: frozenset[str] = frozenset()
 BACKWARD_HALF = frozenset({"window_size", "softcap", "mask", "seqlens_q", "seqlens_k", "dropout_p", "split_size"})
 
