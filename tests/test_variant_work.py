@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyflash import _config, attention, ptxsim
+from cupyflash import _backward_config, _config, attention, attention_backward, ptxsim
 from cupyflash._problem import attention_problem
 from cupyflash.reference.masks import visible_keys
 
@@ -29,17 +29,35 @@ def visited_tiles(visible, block_m, block_n):
     return int(tiles.any(axis=(-3, -1)).sum())
 
 
-def forward_tiles(q, k, v, options):
+def visible(problem):
+    return np.broadcast_to(visible_keys(problem), (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k))
+
+
+def forward_tiles(q, k, options):
     """Tiles that the forward visits, and those in which somebody sees something."""
-    problem = attention_problem(q, k, v, **options)
+    problem = attention_problem(q, k, k, **options)
     defines = _config.forward(problem, "sm_80").defines
     block_m, block_n = defines["BLOCK_M"], defines["BLOCK_N"]
-    flops = counted(lambda: attention(q, k, v, **options))["flash_fwd"].mma_flops
-    per_tile = 2 * block_m * block_n * (defines["HEAD_DIM"] + defines["HEAD_DIM_V"])
-    shape = (*problem.leading_shape, problem.seqlen_q, problem.seqlen_k)
-    visible = np.broadcast_to(visible_keys(problem), shape)
-    assert flops % per_tile == 0
-    return flops // per_tile, visited_tiles(visible, block_m, block_n)
+    flops = counted(lambda: attention(q, k, k, **options))["flash_fwd"].mma_flops
+    visits, rest = divmod(flops, 2 * block_m * block_n * (defines["HEAD_DIM"] + defines["HEAD_DIM_V"]))
+    assert rest == 0
+    return visits, visited_tiles(visible(problem), block_m, block_n)
+
+
+def backward_tiles(q, k, options):
+    """The same of the kernel of dq and of that of dk and dv: pairs by the kernel's name."""
+    problem = attention_problem(q, k, k, **options)
+    out, lse = attention(q, k, k, return_lse=True, **options)
+    kernels = counted(lambda: attention_backward(out, q, k, k, out, lse, **options))
+    tiles = {}
+    dkdv = _backward_config.dkdv(problem, "sm_80", 1, with_dkey=True, with_dvalue=True)
+    for products, config in ((3, _backward_config.dq(problem, "sm_80", 1)), (4, dkdv)):
+        name = config.name
+        block_m, block_n = config.defines["BLOCK_M"], config.defines["BLOCK_N"]
+        visits, rest = divmod(kernels[name].mma_flops, 2 * block_m * block_n * products * config.defines["HEAD_DIM"])
+        assert rest == 0
+        tiles[name] = visits, visited_tiles(visible(problem), block_m, block_n)
+    return tiles
 
 
 @settings(max_examples=25)
@@ -50,7 +68,7 @@ def forward_tiles(q, k, v, options):
 )
 def test_a_window_visits_the_tiles_of_its_band(lengths, window, align):
     q, k = (np.zeros((length, 16), np.float16) for length in lengths)
-    visits, needed = forward_tiles(q, k, k, {"window_size": window, "align": align})
+    visits, needed = forward_tiles(q, k, {"window_size": window, "align": align})
     assert visits == needed
 
 
@@ -61,8 +79,27 @@ def test_nothing_behind_a_length_is_visited(data, causal, align):
     lengths = [st.lists(st.integers(0, x.shape[1]), min_size=3, max_size=3) for x in (q, k)]
     seqlens_q, seqlens_k = (np.array(data.draw(n)) for n in lengths)
     options = {"seqlens_q": seqlens_q, "seqlens_k": seqlens_k, "causal": causal, "align": align}
-    visits, needed = forward_tiles(q, k, k, options)
+    visits, needed = forward_tiles(q, k, options)
     assert visits == needed
+
+
+@settings(max_examples=10)
+@given(lengths=st.tuples(LENGTHS, LENGTHS), window=st.tuples(SIDES, SIDES), align=ALIGN)
+def test_a_window_visits_the_tiles_of_its_band_in_the_backward(lengths, window, align):
+    q, k = (np.zeros((length, 16), np.float16) for length in lengths)
+    for name, (visits, needed) in backward_tiles(q, k, {"window_size": window, "align": align}).items():
+        assert visits == needed, name
+
+
+@settings(max_examples=6)
+@given(data=st.data(), causal=st.booleans(), align=ALIGN)
+def test_nothing_behind_a_length_is_visited_in_the_backward(data, causal, align):
+    q, k = (np.zeros((2, length, 16), np.float16) for length in (150, 200))
+    lengths = [st.lists(st.integers(0, x.shape[1]), min_size=2, max_size=2) for x in (q, k)]
+    seqlens_q, seqlens_k = (np.array(data.draw(n)) for n in lengths)
+    options = {"seqlens_q": seqlens_q, "seqlens_k": seqlens_k, "causal": causal, "align": align}
+    for name, (visits, needed) in backward_tiles(q, k, options).items():
+        assert visits == needed, name
 
 
 def test_the_work_of_a_window_grows_with_the_length_alone():

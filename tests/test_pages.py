@@ -1,0 +1,16 @@
+"""The examples of the pages in Markdown run, and give what the pages say."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+import experiments
+
+PAGES = Path(experiments.__file__).parent
+
+
+@pytest.mark.parametrize("page", ["options.md"])
+def test_examples(page):
+    failed, tried = doctest.testfile(str(PAGES / page), module_relative=False)
+    assert tried > 10 and not failed
