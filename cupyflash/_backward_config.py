@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,7 +102,10 @@ def dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: bool, with_
 def dq(problem: Problem, arch: str, num_owners: int) -> KernelConfig:
     """The kernel for the problem's dtype that owns queries of one of ``num_owners`` matrices of dq."""
     kernel = flash_bwd_dq if problem.dtype in HALF_TYPES else flash_bwd_dq_fma
-    return kernel(problem, arch, num_owners)
+    config = kernel(problem, arch, num_owners)
+    if "alibi_slopes" not in problem.operands:
+        return config
+    return replace(config, defines={**config.defines, "WITH_DSLOPE": 1})
 
 
 def flash_bwd_delta(problem: Problem) -> KernelConfig:
@@ -110,6 +113,8 @@ def flash_bwd_delta(problem: Problem) -> KernelConfig:
     defines = {"ELEMENT": ELEMENT[problem.dtype]}
     if lengths := _variant.lengths(problem):
         defines["LENGTHS"] = lengths
+    if "attn_sink" in problem.operands:
+        defines["SINK"] = 1
     return KernelConfig("flash_bwd_delta", "flash_bwd_delta", defines, grid_of(ceil_div(rows, ROWS_PER_BLOCK)), 128)
 
 

@@ -126,9 +126,9 @@ def flash_bwd_dbias_params(base: np.dtype) -> np.dtype:
     return np.dtype([*fields, ("dbias_column_stride", np.int64)], align=True)
 
 
-def row_sum_params(*, with_lengths: bool) -> np.dtype:
+def row_sum_params(*, with_lengths: bool, with_sink: bool) -> np.dtype:
     """Parameters of ``row_sum``."""
-    operands = ("values", "result", *(["seqlens_q"] if with_lengths else []))
+    operands = ["values", "result", *["seqlens_q"] * with_lengths, *["lse", "attn_sink"] * with_sink]
     return np.dtype(
         [
             *((name, SUMMED_OPERAND) for name in operands),

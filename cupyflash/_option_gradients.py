@@ -11,20 +11,25 @@ from cupyflash._layouts import Layout, operand_layout
 from cupyflash._option_gradients_config import Sums
 from cupyflash._summation import summation
 
-#: Gradient -> its terms: one value for each query, as lse, that another kernel of the call has written.
-ROW_TERMS = {"dalibi_slopes": "dslope_rows", "dattn_sink": "dsink_rows"}
-
 
 def launches(call: Any, gradients: Gradients) -> list[Launch]:
     """Of the call that :mod:`cupyflash.backward` collects, after all kernels of its other gradients."""
     result = []
     if gradients.dbias is not None and gradients.dbias.size:
         result += _dbias(call, gradients.dbias)
-    for name, terms in ROW_TERMS.items():
+    for name, operand, terms in (
+        ("dalibi_slopes", "alibi_slopes", {"values": "dslope_rows"}),
+        ("dattn_sink", "attn_sink", {"values": "delta", "lse": "lse", "attn_sink": "attn_sink"}),
+    ):
         gradient = getattr(gradients, name)
         if gradient is not None and gradient.size:
-            layout = _operand_layout(call.problem, name[1:], gradient)
-            result.append(_row_sum(call, call.arrays[terms], call.layouts[terms], gradient, layout, with_lengths=True))
+            arrays = {role: call.arrays[array] for role, array in terms.items()}
+            layouts = {role: call.layouts[array] for role, array in terms.items()}
+            lengths = _variant.lengths(call.problem)
+            if lengths and "seqlens_q" in call.arrays:
+                arrays["seqlens_q"], layouts["seqlens_q"] = call.arrays["seqlens_q"], call.layouts["seqlens_q"]
+            layout = _operand_layout(call.problem, operand, gradient)
+            result.append(_row_sum(call, arrays, layouts, gradient, layout, lengths))
     return result
 
 
@@ -38,10 +43,8 @@ def _dbias(call, gradient) -> list[Launch]:
     # One number for all pairs: sums over keys, for each query, and then over queries.
     terms = call.device.empty((*problem.leading_shape, problem.seqlen_q, 1), problem.lse_dtype)
     terms_layout = _operand_layout(problem, "bias", terms)
-    return [
-        _pair_sum(call, terms, terms_layout, Sums(queries=False, keys=True)),
-        _row_sum(call, terms, terms_layout, gradient, layout, with_lengths=False),
-    ]
+    sums_over_keys = [_pair_sum(call, terms, terms_layout, Sums(queries=False, keys=True))] if terms.size else []
+    return [*sums_over_keys, _row_sum(call, {"values": terms}, {"values": terms_layout}, gradient, layout)]
 
 
 def _pair_sum(call, gradient, layout: Layout, sums: Sums) -> Launch:
@@ -54,15 +57,13 @@ def _pair_sum(call, gradient, layout: Layout, sums: Sums) -> Launch:
     return call.launch(config, params_dtype, terms, dbias_column_stride=layout.column_stride)
 
 
-def _row_sum(call, terms, terms_layout: Layout, gradient, layout: Layout, *, with_lengths: bool) -> Launch:
+def _row_sum(call, arrays, layouts, gradient, layout: Layout, lengths: int = 0) -> Launch:
+    """``arrays`` by the names that ``row_sum`` has for them."""
     problem, device = call.problem, call.device
-    arrays, layouts = {"values": terms, "result": gradient}, {"values": terms_layout, "result": layout}
-    lengths = _variant.lengths(problem) if with_lengths else 0
-    if lengths and "seqlens_q" in call.arrays:
-        arrays["seqlens_q"], layouts["seqlens_q"] = call.arrays["seqlens_q"], call.layouts["seqlens_q"]
+    arrays, layouts = {**arrays, "result": gradient}, {**layouts, "result": layout}
     sums = summation(problem.batch_shape, layout, layouts)
     params = _launch.pack(
-        _launch.row_sum_params(with_lengths=lengths > 0),
+        _launch.row_sum_params(with_lengths=lengths > 0, with_sink="attn_sink" in arrays),
         **{
             name: {"data": device.address(arrays[name]), "row_stride": layouts[name].row_stride, **strides}
             for name, strides in sums.strides.items()
@@ -71,7 +72,8 @@ def _row_sum(call, terms, terms_layout: Layout, gradient, layout: Layout, *, wit
         num_reduced=sums.num_reduced,
         seqlen_q=problem.seqlen_q,
     )
-    config = _option_gradients_config.row_sum(problem, gradient.dtype, lengths, sums.num_owners)
+    sink = arrays["attn_sink"].dtype if "attn_sink" in arrays else None
+    config = _option_gradients_config.row_sum(problem, gradient.dtype, sums.num_owners, lengths=lengths, sink=sink)
     return Launch(config, params, tuple(arrays.values()))
 
 

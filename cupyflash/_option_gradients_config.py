@@ -90,8 +90,13 @@ def flash_bwd_dbias(problem: Problem, arch: str, dtype: np.dtype, sums: Sums, nu
     )
 
 
-def row_sum(problem: Problem, dtype: np.dtype, lengths: int, num_results: int) -> KernelConfig:
-    """Sums of one value per query to ``num_results`` numbers of ``dtype``; ``lengths`` is the constant LENGTHS."""
+def row_sum(
+    problem: Problem, dtype: np.dtype, num_results: int, *, lengths: int, sink: np.dtype | None
+) -> KernelConfig:
+    """Sums of one value per query to ``num_results`` numbers of ``dtype``; of sinks of this dtype, or of other terms.
+
+    ``lengths`` is the constant LENGTHS.
+    """
     return KernelConfig(
         file="row_sum",
         name="row_sum",
@@ -100,6 +105,7 @@ def row_sum(problem: Problem, dtype: np.dtype, lengths: int, num_results: int) -
             "RESULT": ELEMENT[dtype],
             "NUM_THREADS": THREADS_PER_BLOCK,
             "LENGTHS": lengths,
+            **({} if sink is None else {"SINK": ELEMENT[sink]}),
         },
         grid=grid_of(num_results),
         block=THREADS_PER_BLOCK,

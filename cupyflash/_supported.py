@@ -29,7 +29,20 @@ FORWARD = frozenset(
 #: The tensor-core kernel's.
 FORWARD_HALF = FORWARD | {"numerics"}
 BACKWARD: frozenset[str] = frozenset()
-BACKWARD_HALF = frozenset({"window_size", "softcap", "mask", "seqlens_q", "seqlens_k", "dropout_p", "split_size"})
+BACKWARD_HALF = frozenset(
+    {
+        "window_size",
+        "softcap",
+        "bias",
+        "mask",
+        "alibi_slopes",
+        "attn_sink",
+        "seqlens_q",
+        "seqlens_k",
+        "dropout_p",
+        "split_size",
+    }
+)
 
 
 def options_of(problem: Problem) -> set[str]:

@@ -100,7 +100,9 @@ def layouts(problem: Problem) -> dict[str, Layout]:
     return result
 
 
-def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = False, split: bool = False) -> np.dtype:
+def params_dtype(
+    problem: Problem, operand: np.dtype, *, return_max: bool = False, split: bool = False, with_dslope: bool = False
+) -> np.dtype:
     """``VariantParams`` over operands of this structure; an empty structure is one byte."""
     compute = problem.lse_dtype
     pairs = np.dtype([("operand", operand), ("column_stride", np.int64)], align=True)
@@ -115,6 +117,8 @@ def params_dtype(problem: Problem, operand: np.dtype, *, return_max: bool = Fals
     fields += [(name, pairs) for name in _PAIR_OPERANDS if name in problem.operands]
     if "alibi_slopes" in problem.operands:
         fields += [("alibi_slopes", operand), ("shift", np.int32)]
+    if with_dslope:
+        fields.append(("dslope_rows", operand))
     if "attn_sink" in problem.operands:
         fields.append(("attn_sink", operand))
     if problem.dropout_p:
@@ -158,6 +162,8 @@ def params(
             values[name] = {"operand": operands[name], "column_stride": problem.layouts[name].column_stride}
     if "alibi_slopes" in operands:
         values |= {"alibi_slopes": operands["alibi_slopes"], "shift": problem.shift}
+    if "dslope_rows" in operands:
+        values["dslope_rows"] = operands["dslope_rows"]
     if "attn_sink" in operands:
         values["attn_sink"] = operands["attn_sink"]
     if problem.dropout_p:

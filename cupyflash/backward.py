@@ -137,6 +137,7 @@ class _Backward:
     def __init__(self, problem: Problem, device: Simulator | Gpu):
         self.problem, self.device = problem, device
         self.half = problem.dtype in HALF_TYPES
+        self.slopes = ("dslope_rows",) if "alibi_slopes" in problem.operands else ()
         self.before: list[Launch] = []
         self.after: list[Launch] = []
         self.arrays: dict[str, Any] = {}
@@ -156,6 +157,8 @@ class _Backward:
         self._add_rows("dlse", dlse)
         for name in ("delta", "lse_log2") if self.half else ("delta",):
             self._add_rows(name, self.device.empty(problem.lse_shape, problem.lse_dtype))
+        if self.slopes:
+            self._add_rows(*self.slopes, self.device.empty(problem.lse_shape, problem.lse_dtype))
         kernels = [self._delta()]
 
         # What has no elements needs no kernel, and its strides say nothing.
@@ -221,9 +224,9 @@ class _Backward:
         return Launch(_backward_config.flash_bwd_delta(problem), params, tuple(touched))
 
     def _dq(self) -> Launch:
-        terms = self.terms("dquery")
+        terms = self.terms("dquery", *self.slopes)
         config = _backward_config.dq(self.problem, self.device.arch, terms.num_owners)
-        return self.launch(config, self.params_dtype("dquery"), terms)
+        return self.launch(config, self.params_dtype("dquery", with_dslope=bool(self.slopes)), terms)
 
     def _dkdv(self, *gradients: str) -> Launch:
         terms = self.terms(*gradients)
@@ -233,8 +236,8 @@ class _Backward:
         )  # fmt: skip
         return self.launch(config, self.params_dtype("dkey", "dvalue"), terms)
 
-    def params_dtype(self, *gradients: str) -> np.dtype:
-        variant = _variant.params_dtype(self.problem, _launch.SUMMED_OPERAND)
+    def params_dtype(self, *gradients: str, with_dslope: bool = False) -> np.dtype:
+        variant = _variant.params_dtype(self.problem, _launch.SUMMED_OPERAND, with_dslope=with_dslope)
         if self.half:
             return _launch.flash_bwd_params(*gradients, variant=variant)
         return _launch.flash_bwd_fma_params(self.problem.dtype, *gradients, variant=variant)

@@ -21,6 +21,7 @@ using Compute = float;
 #include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
+#include "weight.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int M_TILES = BLOCK_M / NUM_WARPS / MMA_M;   // of a warp
@@ -69,7 +70,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
     float dbias[M_TILES][N_TILES][4] = {};
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
-        auto rows = [&](const auto& operand) { return operand.matrix(params.owner, own.owner, params.reduced, reduced); };
+        auto rows = [&](const auto& operand) {
+            return operand.matrix(params.owner, own.owner, params.reduced, reduced);
+        };
         const Sequence sequence(params, rows);
         const BiasTile::Walk walk = own.walk(sequence);
         int first_query = SUM_QUERIES ? walk.begin * BLOCK_M : own.first_query;
@@ -116,21 +119,23 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
                 for (int half = 0; half < 2; ++half) {
                     const int i = first_query + warp_row + m * MMA_M + half * 8 + lane / 4;
                     if (i >= sequence.seqlen_q) continue;
-                    const float lse_log2 = lse_log2_rows[i], delta = delta_rows[i];
+                    const float2 lse_log2 = {lse_log2_rows[i], lse_log2_rows[i]};
+                    const float2 delta = {delta_rows[i], delta_rows[i]};
 #pragma unroll
-                    for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            const int column = n * MMA_N + lane % 4 * 2 + e, j = first_key + column;
-                            if (!mask.visible(m, half, column) || !score_function.keeps(i, j)) continue;
-                            const float score = in_base_2(score_function(scores[m][n][2 * half + e], i, j).value);
-                            float dweight = dweights[m][n][2 * half + e];
+                    for (int n = 0; n < N_TILES; ++n) {
+                        const int column = n * MMA_N + lane % 4 * 2, j = first_key + column;
+                        const float* score = scores[m][n] + 2 * half;
+                        float* dweight = dweights[m][n] + 2 * half;
 #if DROPOUT
-                            dweight *= dropout.keeps(i, j) ? params.variant.keep_scale : 0.0f;
+                        dropout.scale(dweight, dropout.kept_keys(i, j));
 #endif
-                            if (score != -infinity())   // a bias of -inf removes a pair, too
-                                dbias[m][n][2 * half + e] += ex2_approx(score - lse_log2) * (dweight - delta);
-                        }
+                        const WeightPair pair(
+                            final_score(score_function, sequence, score[0], i, j, mask.visible(m, half, column)),
+                            final_score(score_function, sequence, score[1], i, j + 1, mask.visible(m, half, column + 1)),
+                            dweight, lse_log2, delta);
+                        dbias[m][n][2 * half] += pair.dfinal.x;
+                        dbias[m][n][2 * half + 1] += pair.dfinal.y;
+                    }
                 }
             if (SUM_QUERIES)
                 first_query += BLOCK_M;

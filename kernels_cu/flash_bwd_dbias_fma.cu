@@ -60,7 +60,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
     Scores dbias = {};
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
-        auto rows = [&](const auto& operand) { return operand.matrix(params.owner, own.owner, params.reduced, reduced); };
+        auto rows = [&](const auto& operand) {
+            return operand.matrix(params.owner, own.owner, params.reduced, reduced);
+        };
         const Sequence sequence(params, rows);
         const BiasTile::Walk walk = own.walk(sequence);
         int first_query = SUM_QUERIES ? walk.begin * BLOCK_M : own.first_query;

@@ -3,7 +3,7 @@
 //
 // dS = P * (dP - delta), where dP = dO V^T: rowsum(dO * O) is sum_j P_j dP_j without the scores (Dao et
 // al. 2022, section 3.1), and a gradient with respect to lse adds P * dlse. One warp per query.
-// Constant: ELEMENT. Grid: one dimension.
+// Constants: ELEMENT, LENGTHS, SINK. Grid: one dimension.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -47,6 +47,12 @@ extern "C" __global__ void flash_bwd_delta(const __grid_constant__ Params params
     for (int d = lane; d < params.head_dim_v; d += WARP_SIZE)
         delta = fma(Element<ELEMENT>::load(out[d]), Element<ELEMENT>::load(dout[d]), delta);
     for (int lanes = WARP_SIZE / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(FULL_WARP, delta, lanes);
+#ifdef SINK
+    // The gradient of the sink takes delta of every query, even of one that saw no key, whose dout may be anything.
+    bool nonzero = false;
+    for (int d = lane; d < params.head_dim_v; d += WARP_SIZE) nonzero |= Element<ELEMENT>::load(out[d]) != 0;
+    if (!__any_sync(FULL_WARP, nonzero)) delta = 0;
+#endif
 
     if (lane == 0) {
         const Compute lse = params.lse[query];

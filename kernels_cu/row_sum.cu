@@ -1,9 +1,10 @@
-// Sums one value per query: over the queries of a batch that count, and over the batches that share a result.
+// Sums of one value per query: over the queries of a batch that count, and over the batches that share a result.
 //
-// That is how gradients of an operand with one number for each batch end: ALiBi slopes, sinks, a bias that is a number.
-// One block per result; each thread takes every NUM_THREADS-th query, and a tree adds what they have: the same order
-// each time. Constants: ELEMENT (float or double) of the values, RESULT, the element type of the results, NUM_THREADS,
-// LENGTHS of variant.cuh.
+// So end the gradients of operands with one number for each batch: ALiBi slopes, a bias that is one number, and sinks.
+// A sink is a score whose weight exp(sink - lse) has no value, so that dP is 0 and its gradient
+// -exp(sink - lse) * delta. One block per result; each thread takes every NUM_THREADS-th query, and a tree adds what
+// they have: the same order each time. Constants: ELEMENT (float or double) of the values, RESULT, the element type of
+// the results, NUM_THREADS, LENGTHS and SINK of variant.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -14,10 +15,14 @@ using Bits = Element<RESULT>::Bits;
 constexpr int NUM_WARPS = NUM_THREADS / WARP_SIZE;
 
 struct Params {
-    SummedOperand<const ELEMENT> values;   // one per query: row_stride is 1
+    SummedOperand<const ELEMENT> values;   // one per query: row_stride is 1; delta, with a sink
     SummedOperand<Bits> result;
 #if LENGTHS
     SummedOperand<const int> seqlens_q;    // as in VariantParams
+#endif
+#ifdef SINK
+    SummedOperand<const ELEMENT> lse;
+    SummedOperand<const Element<SINK>::Bits> attn_sink;
 #endif
     BatchShape owner, reduced;
     int num_reduced, seqlen_q;
@@ -35,16 +40,27 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) row_sum(const __grid_c
     ELEMENT sum = 0;
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
-        const ELEMENT* values = rows(params.values);
+        int64_t first_query = 0;
         int num_queries = params.seqlen_q;
 #if LENGTHS == 1
         if (params.seqlens_q.data) num_queries = *rows(params.seqlens_q);
 #elif LENGTHS == 2
         const int* offsets = rows(params.seqlens_q);
-        values += offsets[0];
-        num_queries = offsets[1] - offsets[0];
+        first_query = offsets[0], num_queries = offsets[1] - offsets[0];
 #endif
-        for (int64_t query = thread; query < num_queries; query += NUM_THREADS) sum += values[query];
+        const ELEMENT* values = rows(params.values) + first_query;
+#ifdef SINK
+        const ELEMENT* lse = rows(params.lse) + first_query;
+        const ELEMENT sink = ELEMENT(Element<SINK>::load(*rows(params.attn_sink)));
+        if (sink == -infinity()) continue;   // there is none
+#endif
+        for (int64_t query = thread; query < num_queries; query += NUM_THREADS) {
+#ifdef SINK
+            sum -= exp(sink - lse[query]) * values[query];
+#else
+            sum += values[query];
+#endif
+        }
     }
 
     sum = warp_sum(sum);
