@@ -21,6 +21,7 @@ U64 = 2.0**-53
 EXP_ERROR = 5 * U32  # ex2.approx: 2 ulp from the correctly rounded value
 TANH_ULP = 2
 MIN_KEY_TILE = 32  # the smallest BLOCK_N: no row is rescaled more often than ceil(S / 32) times
+MAX_KEY_TILE = 128
 FMA_TILES = (16, 64)  # the fewest and the most rows of a tile that float32 and float64 kernels sum over
 ROW_LANES = 16  # share the keys of a tile there
 ILL_CONDITIONED = 0.25  # how far the weight of a key may be off, against the row's largest, for a bound to be claimed

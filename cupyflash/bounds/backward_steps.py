@@ -27,7 +27,7 @@ from cupyflash.bounds.forward import weight_error
 from cupyflash.bounds.naive import naive_errors, score_overflows
 from cupyflash.bounds.pairs import Pairs
 from cupyflash.bounds.scores import ScoreErrors, flushed_score, has_function, score_errors
-from cupyflash.bounds.steps import product_error, sink_conversion_error
+from cupyflash.bounds.steps import exp_error, product_error, sink_conversion_error
 
 MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
 
@@ -59,9 +59,11 @@ def _tensor_core(problem: Problem, pairs: Pairs) -> StepErrors:
     forward, head_dim_v = pairs.forward, problem.head_dim_v
     function = _score_errors(problem, pairs, product_error(problem, forward))
 
+    exp = max(EXP_ERROR, exp_error(problem, EXP_ERROR))
+
     # log2(e) and the product with it, for the score and for lse; their fused difference; ex2.
     def exponent(size, distance):
-        return U32 * (2 * size + distance + 2 * pairs.lse + 8) + pairs.lse_error + EXP_ERROR
+        return U32 * (2 * size + distance + 2 * pairs.lse + 8) + pairs.lse_error + exp
 
     error = function.score + exponent(forward.scores, _below_lse(pairs, forward.distance))
     weights = forward.weights * np.expm1(np.minimum(error, MAX_EXPONENT)) + FLUSH
@@ -92,9 +94,11 @@ def _fma(problem: Problem, pairs: Pairs) -> StepErrors:
         error = error + flushed_score(problem, forward, flush, forward.factors)
     function = _score_errors(problem, pairs, error)
 
-    # The difference to lse; exp, 2 ulp, and 2 u for what is of second order.
+    exp = max(5 * unit, exp_error(problem, 5 * unit))  # 2 ulp, and what is of second order
+
+    # The difference to lse; exp.
     def exponent(size, distance):
-        return unit * (distance + 6) + pairs.lse_error
+        return unit * (distance + 1) + exp + pairs.lse_error
 
     error = function.score + exponent(forward.scores, _below_lse(pairs, forward.distance))
     weights = forward.weights * np.expm1(np.minimum(error, MAX_EXPONENT)) + flush

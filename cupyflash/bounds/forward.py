@@ -21,6 +21,12 @@ matters for float64 kernels only. Options change this as follows.
 - Keys outside a window, behind a length or a mask add zeros, which no sum rounds: n is counted per row, from the first
   key that it sees to the last. Rows behind a length, and those that see no key, are exact.
 - The maximum of scores that err by e_j is at most max_j (x_j + e_j) above the exact one, and no further below.
+- Parts of split keys are joined by factors exp(lse_p - max_p lse_p), the same in numerator and denominator: what the
+  logarithm, the difference and exp err by is one more term of w_j for all keys j of part p, whose maximum is at most
+  |m| + |x_j|, and whose sum at most the number of its keys. Sums are of a part's keys and then of the parts.
+- Numerics: another exponential errs by another amount; where a maximum may be t powers of 2 behind, exponents are up
+  to t ln 2 above 0, |M| is up to so much more, and the sums up to 2^t times as large; P as a sum of two numbers of 16
+  bits is rounded by u^2, and has twice the terms.
 
 A bound is infinite where the call promises nothing: a row that sees a non-finite input, a score that may overflow
 float32 (or is the maximum, and as low: kernels keep finite scores above -3.4e38), a result that may overflow its
@@ -100,7 +106,7 @@ def _bounds(problem: Problem, exact: Exact) -> tuple[np.ndarray, ...]:
 def propagated(problem: Problem, exact: Exact, errors: Errors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """From the errors of the steps to those of out, lse and max; the latter two with a last axis of length 1."""
     element = Precision.of(problem.dtype)
-    moved_by = weight_error(exact, errors.score + errors.score_function + errors.exponential)
+    moved_by = weight_error(exact, errors.score + errors.score_function + errors.exponential + errors.split)
     upper_weights = exact.weights + moved_by
     sink = exact.sink_weight
     sink_moved_by = sink * np.expm1(np.minimum(errors.sink, 1))
@@ -126,7 +132,7 @@ def propagated(problem: Problem, exact: Exact, errors: Errors) -> tuple[np.ndarr
     core = numerator / denominator
     core += (errors.normalisation + errors.dropout) * (out + core)
     seen_values = (exact.dropout * exact.visible.astype(np.float64)) @ magnitudes
-    overflows = seen_values >= largest(problem) / 4
+    overflows = seen_values * 2**problem.numerics.rescale_threshold >= largest(problem) / 4
     if problem.dtype in HALF_TYPES:
         overflows = overflows | (out + core >= element.overflow)
         core += np.maximum(element.unit * (out + core), element.underflow)

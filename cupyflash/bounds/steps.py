@@ -8,11 +8,13 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 
 from cupyflash import _variant
+from cupyflash._numerics import TILE_STEP
 from cupyflash._problem import HALF_TYPES, Problem
 from cupyflash.bounds.arithmetic import (
     EXP_ERROR,
     FLUSH,
     FMA_TILES,
+    MAX_KEY_TILE,
     MIN_KEY_TILE,
     ROW_LANES,
     U32,
@@ -35,6 +37,7 @@ class Errors:
     score: Error = 0.0  # of the exponent, absolute: all of it, or without the next one
     score_function: Error = 0.0  # of the exponent, absolute: of softcap, score_mod, bias and ALiBi themselves
     exponential: Error = 0.0  # of exp and of all rescaling factors together, natural log
+    split: Error = 0.0  # of the exponents by which parts of the keys are joined, absolute
     sink: Error = 0.0  # of the sink's exponent and exponential, absolute
     row_sum: Error = 0.0  # g
     rounding: Error = 0.0  # t
@@ -53,6 +56,7 @@ TERMS = {
     "scores": ["score"],
     "score function": ["score_function"],
     "exponential": ["exponential"],
+    "split": ["split"],
     "sink": ["sink"],
     "row sum": ["row_sum"],
     "rounding of P": ["rounding", "underflow"],
@@ -70,6 +74,7 @@ def terms_of(problem: Problem) -> dict[str, list[str]]:
         "score function": not has_function(problem),
         "sink": "attn_sink" not in problem.operands,
         "dropout": not problem.dropout_p,
+        "split": problem.split_size is None,
     }
     return {name: fields for name, fields in TERMS.items() if not absent.get(name, False)}
 
@@ -111,35 +116,98 @@ def sink_conversion_error(problem: Problem, exact: Exact) -> Error:
     return conversion_error(problem, problem.operands["attn_sink"]) * (exact.row_max + exact.sink_distance)
 
 
+def exp_error(problem: Problem, instruction: float) -> float:
+    """Of the exponential that :class:`cupyflash.Numerics` asks for, relative, in kernels whose own errs so."""
+    polynomials = {"poly3": 8.77e-5, "poly5": 8.6e-8}  # the largest distance on [0, 1], evaluated densely
+    exp = problem.numerics.exp
+    if exp in polynomials:  # the fraction, and the multiply-adds of which the last count most
+        return polynomials[exp] + 6 * U32
+    return 2 * Arithmetic.of(problem.dtype).unit if exp == "accurate" else instruction
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What splitting the keys changes: see :mod:`cupyflash.bounds.forward`. Without it all are 0."""
+
+    num_parts: np.ndarray  # that a row sees
+    num_keys: np.ndarray  # of a part
+    exponent: np.ndarray | float
+
+    @staticmethod
+    def of(problem: Problem, exact: Exact, logarithm) -> _Parts:
+        """``logarithm`` bounds the error of a part's lse by its maximum, the logarithm of its sum and itself."""
+        size = problem.split_size
+        if size is None:
+            return _Parts(np.zeros_like(exact.num_keys), exact.num_keys, 0.0)
+        unit = Arithmetic.of(problem.dtype).unit
+        num_keys = np.minimum(exact.num_keys, size)
+        log_sum, largest = np.log(np.maximum(num_keys, 1)), exact.row_max + exact.distance
+        joined = unit * (exact.distance + np.log(np.maximum(exact.num_keys, 1)) + 5)  # its difference to lse, and exp
+        return _Parts(exact.num_keys // size + 1, num_keys, logarithm(largest, log_sum, largest + log_sum) + joined)
+
+
+def _sink_error(problem: Problem, exact: Exact, exponent, exp: float) -> Error:
+    """Of its exponent and exponential. Where it joins parts, it is below their lse, not below their maximum."""
+    error = sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + exp
+    if problem.split_size is None:
+        return error
+    return error + Arithmetic.of(problem.dtype).unit * np.log(np.maximum(exact.num_keys, 1))
+
+
+def _key_tiles(problem: Problem, plain: tuple[int, int]) -> tuple[int, int]:
+    """The fewest and the most keys of a tile. One that is given need not start where a row's keys are counted from."""
+    tile = problem.numerics.tile
+    return plain if tile is None else (TILE_STEP, tile[1])
+
+
 def _tensor_core(problem: Problem, exact: Exact) -> Errors:
     """Online softmax in base 2, P rounded for the tensor cores, float32 accumulators."""
     element = Precision.of(problem.dtype)
-    num_keys, with_sink = exact.num_keys, "attn_sink" in problem.operands
-    num_tiles = np.ceil(num_keys / MIN_KEY_TILE)
+    numerics, with_sink = problem.numerics, "attn_sink" in problem.operands
+    # By how much a weight's logarithm may be above 0, where the maximum in use is an earlier one.
+    above = numerics.rescale_threshold * math.log(2)
+
+    def logarithm(row_max, log_sum, lse):
+        return U32 * (4 * row_max + 7 * log_sum + 3 * lse + 11 * above) + 2.0**-22 + FLUSH
+
+    parts = _Parts.of(problem, exact, logarithm)
+    num_keys, num_parts = parts.num_keys, parts.num_parts
+    smallest_tile, largest_tile = (
+        (MIN_KEY_TILE, MAX_KEY_TILE) if numerics.tile is None else (TILE_STEP, numerics.tile[1])
+    )
+    num_tiles = np.ceil(num_keys / smallest_tile)
+    exp = exp_error(problem, EXP_ERROR)
     final = _final_score_error(problem, exact)
 
     # The exponent's argument after q . k: the rounded scale, the fused multiply-add, the maximum's product and the
     # rescaling arguments, together 6 |x| + |m|; and 8 for what is of second order. A pair-by-pair kernel rounds s times
     # log2(e), |s| <= |m| + |x|, and has 3 |x| for that constant, the difference and the rescaling arguments.
     def exponent(distance):
-        return U32 * (6 * distance + exact.row_max + 8)
+        return U32 * (6 * distance + exact.row_max + 8 + above)
 
     score = final + exponent(exact.distance)
     # A weight that underflows is rounded absolutely, against a maximum that is itself off by the score error.
     near_max = np.where(exact.relative + exact.gap > -1, score, 0)
     shift = np.exp(2 * np.max(near_max, axis=-1, keepdims=True, initial=0) - exact.gap) / exact.row_sum
+    in_two = numerics.p_dtype == "float32"  # P as the sum of two numbers: the second is rounded relative to u P
+    if numerics.accumulate == "two-level":
+        accumulation = dot_error((1 + in_two) * np.minimum(num_keys, largest_tile)) + 2 * num_tiles * U32
+    else:
+        accumulation = dot_error((1 + in_two) * num_keys) + num_tiles * U32
     return Errors(
         score=score,
-        exponential=(1 + num_tiles + with_sink) * EXP_ERROR,
-        sink=sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + EXP_ERROR,
-        row_sum=gamma(num_keys + num_tiles + 2 + with_sink, U32),
-        rounding=element.unit,
+        exponential=exp + (num_tiles + with_sink) * max(exp, EXP_ERROR),
+        split=parts.exponent,
+        sink=_sink_error(problem, exact, exponent, EXP_ERROR),
+        row_sum=gamma(num_keys + num_tiles + 2 + with_sink + num_parts, U32),
+        rounding=element.unit**2 if in_two else element.unit,
         underflow=(element.underflow + 2 * FLUSH) * shift,
-        accumulation=dot_error(num_keys) + num_tiles * U32,
-        flushed=(num_keys + num_tiles + 3) * FLUSH,
-        normalisation=(3 + with_sink) * U32,  # reciprocal, 1 ulp, and product; the sink's factor
+        accumulation=accumulation + num_parts * U32,
+        flushed=(exact.num_keys + np.ceil(exact.num_keys / smallest_tile) + 3 + 3 * num_parts) * FLUSH,
+        # Reciprocal, 1 ulp, and product; the sink's factor, or the division after joining parts.
+        normalisation=(3 + with_sink + (problem.split_size is not None)) * U32,
         dropout=2 * U32 if problem.dropout_p else 0.0,  # 1 / (1 - p), and the product with it
-        logarithm=U32 * (4 * exact.row_max + 7 * np.log(exact.row_sum) + 3 * exact.lse) + 2.0**-22 + FLUSH,
+        logarithm=logarithm(exact.row_max, np.log(exact.row_sum), exact.lse),
         final_score=final,
         maximum=4 * U32 * exact.key_max + 2 * FLUSH,  # in base 2 and back
     )
@@ -148,27 +216,38 @@ def _tensor_core(problem: Problem, exact: Exact) -> Errors:
 def _fma(problem: Problem, exact: Exact) -> Errors:
     """In float32 or float64: online softmax in base e, each tile's P V summed by itself."""
     unit, flush = astuple(Arithmetic.of(problem.dtype))
-    num_keys, with_sink = exact.num_keys, "attn_sink" in problem.operands
-    smallest_tile, largest_tile = FMA_TILES
+    numerics, with_sink = problem.numerics, "attn_sink" in problem.operands
+    above = numerics.rescale_threshold * math.log(2)
+
+    def logarithm(row_max, log_sum, lse):
+        return unit * (4 * log_sum + 2 * lse + 2 + 6 * above) + 2 * flush
+
+    parts = _Parts.of(problem, exact, logarithm)
+    num_keys, num_parts = parts.num_keys, parts.num_parts
+    smallest_tile, largest_tile = _key_tiles(problem, FMA_TILES)
+    exp = exp_error(problem, 5 * unit)  # 2 ulp
     num_tiles = np.ceil(num_keys / smallest_tile)
     final = _final_score_error(problem, exact)
 
     # The distance to the running maximum, the rescaling arguments, together 2 |x|, and 8 for what is of second order.
     def exponent(distance):
-        return unit * (2 * distance + 8)
+        return unit * (2 * distance + 8 + above)
 
+    of_one_sum = np.minimum(num_keys, largest_tile) if numerics.accumulate != "one-level" else num_keys
+    num_lane_keys = -(-largest_tile // ROW_LANES)
     return Errors(
         score=final + exponent(exact.distance),
-        exponential=(1 + num_tiles + with_sink) * 5 * unit,  # exp: 2 ulp
-        sink=sink_conversion_error(problem, exact) + exponent(exact.sink_distance) + 5 * unit,
-        row_sum=gamma(num_tiles + largest_tile // ROW_LANES + int(math.log2(ROW_LANES)) + with_sink, unit),
+        exponential=exp + (num_tiles + with_sink) * max(exp, 5 * unit),
+        split=parts.exponent,
+        sink=_sink_error(problem, exact, exponent, 5 * unit),
+        row_sum=gamma(num_tiles + num_lane_keys + int(math.log2(ROW_LANES)) + with_sink + num_parts, unit),
         rounding=0.0,
         underflow=2 * flush,
-        accumulation=gamma(np.minimum(num_keys, largest_tile) + num_tiles, unit),
-        flushed=(num_keys + num_tiles + 3) * flush,
-        normalisation=(1 + with_sink) * unit,
+        accumulation=gamma(of_one_sum + num_tiles + num_parts, unit),
+        flushed=(exact.num_keys + np.ceil(exact.num_keys / smallest_tile) + 3 + 3 * num_parts) * flush,
+        normalisation=(1 + with_sink + (problem.split_size is not None)) * unit,
         dropout=3 * unit if problem.dropout_p else 0.0,  # in float64, 1 - p is rounded, too
-        logarithm=unit * (4 * np.log(exact.row_sum) + 2 * exact.lse + 2) + 2 * flush,
+        logarithm=logarithm(exact.row_max, np.log(exact.row_sum), exact.lse),
         final_score=final,
         maximum=flush,
     )
