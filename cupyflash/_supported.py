@@ -41,6 +41,8 @@ BACKWARD_HALF = frozenset(
         "seqlens_k",
         "dropout_p",
         "split_size",
+        "score_mod",
+        "mask_mod",
     }
 )
 

@@ -280,4 +280,5 @@ class _Backward:
             variant=_variant.params(problem, operands),
             **own,
         )
-        return Launch(config, params, tuple(self.arrays[name] for name in operands if name in self.arrays))
+        read = [self.arrays[name] for name in operands if name in self.arrays]
+        return Launch(config, params, (*read, *problem.aux.values()))

@@ -101,14 +101,16 @@ public:
     friend __device__ __forceinline__ bool operator==(Differentiable a, Differentiable b) { return a.value == b.value; }
     friend __device__ __forceinline__ bool operator!=(Differentiable a, Differentiable b) { return !(a == b); }
 
+    friend __device__ __forceinline__ bool isnan(Differentiable x) { return isnan(x.value); }
+
     friend __device__ __forceinline__ Differentiable abs(Differentiable x) { return x < 0 ? -x : x; }
     friend __device__ __forceinline__ Differentiable fabs(Differentiable x) { return abs(x); }
     // A NaN gives way to a number.
     friend __device__ __forceinline__ Differentiable min(Differentiable a, Differentiable b) {
-        return a <= b || isnan(b.value) ? a : b;
+        return a <= b || isnan(b) ? a : b;
     }
     friend __device__ __forceinline__ Differentiable max(Differentiable a, Differentiable b) {
-        return a >= b || isnan(b.value) ? a : b;
+        return a >= b || isnan(b) ? a : b;
     }
     friend __device__ __forceinline__ Differentiable fmin(Differentiable a, Differentiable b) { return min(a, b); }
     friend __device__ __forceinline__ Differentiable fmax(Differentiable a, Differentiable b) { return max(a, b); }
