@@ -28,8 +28,7 @@ FORWARD = frozenset(
 )
 #: The tensor-core kernel's.
 FORWARD_HALF = FORWARD | {"numerics"}
-BACKWARD: frozenset[str] = frozenset()
-BACKWARD_HALF = frozenset(
+BACKWARD = frozenset(
     {
         "window_size",
         "softcap",
@@ -45,6 +44,7 @@ BACKWARD_HALF = frozenset(
         "mask_mod",
     }
 )
+BACKWARD_HALF = BACKWARD
 
 
 def options_of(problem: Problem) -> set[str]:

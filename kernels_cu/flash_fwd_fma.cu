@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         const bool boundary = tiles.cut(tile);
         // Scores times the scale, whatever its sign; then their maximum, P = exp(S - max), and its sum.
         ELEMENT alpha[THREAD_ROWS];
-        SeenPairs seen;
+        PairBits seen;
         if constexpr (PAIR_BY_PAIR) {
             for_each_pair(first_query + row, first_key + column, [&](int m, int n, int i, int j) {
                 const bool visible =

@@ -53,10 +53,10 @@ __device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& co
 }
 
 template <typename Tile>
-__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const SeenPairs& pairs,
+__device__ void spread_nonfinite(Accumulator<Tile>& acc, const Columns<Tile>& columns, const PairBits& pairs,
                                  int lane) {
     spread_nonfinite_where<Tile>(acc, columns, [&](int j) {
-        const uint32_t rows = pairs.rows_seeing(j, lane);
+        const uint32_t rows = pairs.column(j, lane);
         return [rows](int m) { return rows >> m & 1; };
     });
 }

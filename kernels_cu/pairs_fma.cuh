@@ -9,17 +9,17 @@ __device__ __forceinline__ void for_each_pair(int first_row, int first_column, V
         for (int n = 0; n < THREAD_COLUMNS; ++n) visit(m, n, first_row + row_step(m), first_column + n * ROW_LANES);
 }
 
-// Which of them are left after every mask.
-struct SeenPairs {
+// A bool for each of them: whether it is left after every mask, or after dropout.
+struct PairBits {
     static_assert(THREAD_ROWS * THREAD_COLUMNS <= 32, "one bit each");
     uint32_t bits = 0;
 
-    __device__ void add(int m, int n, bool seen) { bits |= uint32_t(seen) << (n * THREAD_ROWS + m); }
+    __device__ void add(int m, int n, bool bit) { bits |= uint32_t(bit) << (n * THREAD_ROWS + m); }
 
     __device__ bool operator()(int m, int n) const { return bits >> (n * THREAD_ROWS + m) & 1; }
 
-    // Bit m: whether row m sees this column of the tile, which another lane may hold.
-    __device__ uint32_t rows_seeing(int tile_column, int lane) const {
+    // Bit m: that of row m at this column of the tile, which another lane may hold.
+    __device__ uint32_t column(int tile_column, int lane) const {
         const int holder = lane / ROW_LANES * ROW_LANES + tile_column % ROW_LANES;
         return __shfl_sync(FULL_WARP, bits, holder) >> tile_column / ROW_LANES * THREAD_ROWS;
     }
