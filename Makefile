@@ -8,13 +8,16 @@ STAMP := $(VENV)/installed-$(CUDA)
 # pytest-xdist runs one worker per core: a thread pool in each would only make them wait for each other.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: demo test mutants experiments lint clean
+.PHONY: demo test deep mutants experiments lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m cupyflash demo
 
 test: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n auto -q
+
+deep: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n auto -q -m deep
 
 mutants: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.mutants

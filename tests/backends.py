@@ -51,18 +51,17 @@ class Gpu(Backend):
 
     def attention(self, q, k, v, *, arch=None, out=None, return_lse=True, **options):
         """out and always lse; ``arch`` is the GPU's."""
-        inputs = [self._copy(array)[0] for array in (q, k, v)]
+        inputs, options = [self._copy(array)[0] for array in (q, k, v)], self._copied(options)
         if out is None:
-            device_out, lse = cupyflash.attention(*inputs, return_lse=True, **options)
-            return device_out.get(), lse.get()
+            return tuple(x.get() for x in cupyflash.attention(*inputs, return_lse=True, **options))
         device_out, memory = self._copy(out)
-        _, lse = cupyflash.attention(*inputs, out=device_out, return_lse=True, **options)
+        _, *others = cupyflash.attention(*inputs, out=device_out, return_lse=True, **options)
         _bytes_spanned_by(out)[:] = memory.get()
-        return out, lse.get()
+        return out, *(x.get() for x in others)
 
     def attention_backward(self, dout, q, k, v, out, lse, *, arch=None, dlse=None, grads_out=None, **options):
         """dq, dk, dv; ``arch`` is the GPU's."""
-        inputs = [self._copy(array)[0] for array in (dout, q, k, v, out, lse)]
+        inputs, options = [self._copy(array)[0] for array in (dout, q, k, v, out, lse)], self._copied(options)
         dlse = None if dlse is None else self._copy(dlse)[0]
         targets = grads_out or (None, None, None)
         copies = [(None, None) if target is None else self._copy(target) for target in targets]
@@ -75,6 +74,17 @@ class Gpu(Backend):
                 _bytes_spanned_by(target)[:] = memory.get()
             results.append(gradient.get() if target is None else target)
         return cupyflash.Gradients(*results)
+
+    def _copied(self, options):
+        """Options whose arrays are on the device, those of ``aux`` among them."""
+        return {
+            name: self._copied(value)
+            if name == "aux"
+            else self._copy(value)[0]
+            if isinstance(value, np.ndarray)
+            else value
+            for name, value in options.items()
+        }
 
     def _copy(self, array):
         """A view of device memory as ``array`` is of the host's, and the bytes that it spans, gaps included."""

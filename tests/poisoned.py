@@ -12,16 +12,16 @@ def into_views(backend, problem, **more_options):
     def fn(q, k, v, **options):
         out = problem.empty_out()
         before = surroundings(out)
-        given, lse = backend.attention(q, k, v, out=out, **options, **more_options)
+        given, *others = backend.attention(q, k, v, out=out, **options, **more_options)
         assert given is out
         assert (surroundings(out) == before).all(), "memory around out was written"
-        return out, lse
+        return out, *others
 
     return fn
 
 
 def attention(backend, problem, **more_options):
-    """Inputs, out and lse of such a call."""
+    """Inputs and results of such a call."""
     inputs = problem.inputs()
     return inputs, *into_views(backend, problem, **more_options)(*inputs, **problem.options)
 

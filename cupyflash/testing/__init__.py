@@ -112,6 +112,16 @@ from cupyflash.testing.layouts import (
     strided_arrays,
     surroundings,
 )
+from cupyflash.testing.operands import (
+    BIAS_FAMILIES,
+    HEAD_FORMS,
+    LENGTH_FAMILIES,
+    MASK_FAMILIES,
+    OPERAND_TYPES,
+    PAIR_FORMS,
+    SINK_FAMILIES,
+    SLOPE_FAMILIES,
+)
 from cupyflash.testing.problems import (
     SCALES,
     AttentionProblem,
@@ -131,14 +141,22 @@ from cupyflash.testing.values import (
 from cupyflash.testing.variants import VARIANTS, Lengths, Operand, Variants
 
 __all__ = [
+    "BIAS_FAMILIES",
     "DOUT_FAMILIES",
     "EXACT_SCALE",
     "FAMILIES",
     "FORWARD_CHECKS",
+    "HEAD_FORMS",
+    "LENGTH_FAMILIES",
     "MASK_EXPRESSIONS",
+    "MASK_FAMILIES",
+    "OPERAND_TYPES",
     "OUT_VIEWS",
+    "PAIR_FORMS",
     "SCALES",
     "SCORE_EXPRESSIONS",
+    "SINK_FAMILIES",
+    "SLOPE_FAMILIES",
     "VARIANTS",
     "VIEWS",
     "VJP_CHECKS",

@@ -1,0 +1,112 @@
+"""Any combination of options, forward: every element of out, lse and max is within its bound of the reference."""
+
+import numpy as np
+import pytest
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+from cupyflash import _supported, testing
+from cupyflash.testing import AttentionProblem as Problem
+from cupyflash.testing import Lengths, Operand, Variants
+from tests import poisoned
+
+HALF_TYPES = ("float16", "bfloat16")
+WIDE_TYPES = ("float32", "float64")
+
+
+def known(options):
+    """The variants that kernels have by now."""
+    return [name for name in testing.VARIANTS if name in options]
+
+
+half_problems = testing.attention_problems(HALF_TYPES, variants=known(_supported.FORWARD_HALF))
+wide_problems = testing.attention_problems(
+    WIDE_TYPES, seqlens=testing.seqlens(80), variants=known(_supported.FORWARD)
+)  # register tiles are slow to simulate
+
+
+def check(backend, problem, return_max):
+    return_max = {"return_max": True} if return_max else {}
+    inputs, out, lse, *row_max = poisoned.attention(backend, problem, **return_max)
+    _, bound = testing.assert_attention_within_bound(
+        out, lse, *inputs, row_max=row_max[0] if row_max else None, **problem.options
+    )
+    event("bound finite everywhere" if np.isfinite(bound).all() else "bound infinite somewhere")
+
+
+@settings(max_examples=60)
+@given(problem=half_problems, return_max=st.booleans())
+@example(  # a window's tiles begin behind those of a part
+    problem=Problem(
+        seqlen_q=70, seqlen_k=300, align="bottom-right", variants=Variants(window_size=(20, None), split_size=128)
+    ),
+    return_max=True,
+)
+@example(  # no sequence has a query
+    problem=Problem(leading_q=(2,), seqlen_q=3, seqlen_k=5, variants=Variants(seqlens_q=Lengths("short"))),
+    return_max=True,
+)
+def test_half_types(backend, problem, return_max):
+    check(backend, problem, return_max)
+
+
+@pytest.mark.deep
+@settings(max_examples=3000)
+@given(problem=half_problems, return_max=st.booleans())
+def test_half_types_deep(backend, problem, return_max):
+    check(backend, problem, return_max)
+
+
+@settings(max_examples=25)
+@given(problem=wide_problems)
+def test_wide_types(backend, problem):
+    check(backend, problem, "return_max" in _supported.FORWARD)
+
+
+@pytest.mark.deep
+@settings(max_examples=1000)
+@given(problem=wide_problems)
+def test_wide_types_deep(backend, problem):
+    check(backend, problem, "return_max" in _supported.FORWARD)
+
+
+@pytest.mark.parametrize("form", testing.PAIR_FORMS)
+def test_each_form_of_a_mask_and_a_bias(backend, form):
+    leading = ((2, 2), (2, 1), (2, 1))
+    operands = Variants(mask=Operand("random", form), bias=Operand("normal", form, "float32", "reversed axes"))
+    check(backend, Problem("float16", *leading, 20, 150, variants=operands), True)
+
+
+@pytest.mark.parametrize("values", testing.MASK_FAMILIES)
+def test_each_family_of_masks(backend, values):
+    problem = Problem("float16", (2,), (2,), (2,), 70, 150, variants=Variants(mask=Operand(values)))
+    check(backend, problem, True)
+
+
+@pytest.mark.parametrize("values", testing.BIAS_FAMILIES)
+@pytest.mark.parametrize("dtype", testing.OPERAND_TYPES)
+def test_each_family_of_biases(backend, values, dtype):
+    problem = Problem("bfloat16", (2,), (2,), (2,), 20, 150, variants=Variants(bias=Operand(values, "all", dtype)))
+    check(backend, problem, True)
+
+
+@settings(max_examples=40)
+@given(
+    data=st.data(),
+    problem=testing.attention_problems(
+        families=["normal", "one sign", "rising"],
+        scales=[None, -0.5],
+        seqlens=testing.seqlens(140),
+        variants=known(_supported.FORWARD_HALF),
+    ),
+)
+def test_checks_of_attention_hold(backend, data, problem):
+    """What changes nothing in a plain call changes nothing with options."""
+    data.draw(st.sampled_from(testing.FORWARD_CHECKS))(backend.attention, problem)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("check", testing.FORWARD_CHECKS)
+@given(problem=testing.attention_problems(variants=known(_supported.FORWARD_HALF)))
+def test_checks_of_attention_hold_deep(backend, check, problem):
+    check(backend.attention, problem)
