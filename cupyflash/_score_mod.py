@@ -125,4 +125,5 @@ def _lengths(problem: Problem, name: str, longest: int) -> np.ndarray:
         lengths = problem.operands.get(name, np.int32(longest))
     shape = problem.leading_shape
     batches = np.broadcast_to(lengths, per_batch(shape))
-    return np.broadcast_to(batches.reshape(*batches.shape, *(1,) * (len(shape) - batches.ndim)), shape).astype(np.int32)
+    of_heads = batches.reshape((*batches.shape, *(1 for _ in shape[batches.ndim :])))
+    return np.broadcast_to(of_heads, shape).astype(np.int32)

@@ -5,24 +5,15 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from cupyflash import _supported, testing
+from cupyflash import testing
 from cupyflash.testing import AttentionProblem as Problem
 from cupyflash.testing import Lengths, Operand, Variants
 from tests import poisoned
 
-HALF_TYPES = ("float16", "bfloat16")
-WIDE_TYPES = ("float32", "float64")
-
-
-def known(options):
-    """The variants that kernels have by now."""
-    return [name for name in testing.VARIANTS if name in options]
-
-
-half_problems = testing.attention_problems(HALF_TYPES, variants=known(_supported.FORWARD_HALF))
-wide_problems = testing.attention_problems(
-    WIDE_TYPES, seqlens=testing.seqlens(80), variants=known(_supported.FORWARD)
-)  # register tiles are slow to simulate
+VARIANTS = testing.VARIANTS
+half_problems = testing.attention_problems(("float16", "bfloat16"), variants=VARIANTS)
+# Register tiles are slow to simulate.
+wide_problems = testing.attention_problems(("float32", "float64"), seqlens=testing.seqlens(80), variants=VARIANTS)
 
 
 def check(backend, problem, return_max):
@@ -58,16 +49,19 @@ def test_half_types_deep(backend, problem, return_max):
 
 
 @settings(max_examples=25)
-@given(problem=wide_problems)
-def test_wide_types(backend, problem):
-    check(backend, problem, "return_max" in _supported.FORWARD)
+@given(problem=wide_problems, return_max=st.booleans())
+@example(  # matrices without a batch
+    problem=Problem("float32", seqlen_q=2, seqlen_k=3, variants=Variants(score_mod="distance")), return_max=False
+)
+def test_wide_types(backend, problem, return_max):
+    check(backend, problem, return_max)
 
 
 @pytest.mark.deep
 @settings(max_examples=1000)
-@given(problem=wide_problems)
-def test_wide_types_deep(backend, problem):
-    check(backend, problem, "return_max" in _supported.FORWARD)
+@given(problem=wide_problems, return_max=st.booleans())
+def test_wide_types_deep(backend, problem, return_max):
+    check(backend, problem, return_max)
 
 
 @pytest.mark.parametrize("form", testing.PAIR_FORMS)
@@ -97,7 +91,7 @@ def test_each_family_of_biases(backend, values, dtype):
         families=["normal", "one sign", "rising"],
         scales=[None, -0.5],
         seqlens=testing.seqlens(140),
-        variants=known(_supported.FORWARD_HALF),
+        variants=VARIANTS,
     ),
 )
 def test_checks_of_attention_hold(backend, data, problem):
@@ -107,6 +101,6 @@ def test_checks_of_attention_hold(backend, data, problem):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("check", testing.FORWARD_CHECKS)
-@given(problem=testing.attention_problems(variants=known(_supported.FORWARD_HALF)))
+@given(problem=testing.attention_problems(variants=VARIANTS))
 def test_checks_of_attention_hold_deep(backend, check, problem):
     check(backend.attention, problem)
