@@ -25,7 +25,7 @@ def check(backend, problem, return_max):
     event("bound finite everywhere" if np.isfinite(bound).all() else "bound infinite somewhere")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(problem=half_problems, return_max=st.booleans())
 @example(  # a window's tiles begin behind those of a part
     problem=Problem(
@@ -48,7 +48,7 @@ def test_half_types_deep(backend, problem, return_max):
     check(backend, problem, return_max)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(problem=wide_problems, return_max=st.booleans())
 @example(  # matrices without a batch
     problem=Problem("float32", seqlen_q=2, seqlen_k=3, variants=Variants(score_mod="distance")), return_max=False
@@ -84,7 +84,7 @@ def test_each_family_of_biases(backend, values, dtype):
     check(backend, problem, True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     problem=testing.attention_problems(
