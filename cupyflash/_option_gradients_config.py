@@ -19,6 +19,7 @@ from cupyflash._config import (
     round_up,
 )
 from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
+from cupyflash._user_functions import user_functions
 from cupyflash._variant import ELEMENT
 
 
@@ -87,6 +88,7 @@ def flash_bwd_dbias(problem: Problem, arch: str, dtype: np.dtype, sums: Sums, nu
         ),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=shared_bytes,
+        user_functions=user_functions(problem),
     )
 
 

@@ -44,7 +44,7 @@ BACKWARD = frozenset(
         "mask_mod",
     }
 )
-BACKWARD_HALF = BACKWARD
+BACKWARD_HALF = BACKWARD | {"cu_seqlens"}
 
 
 def options_of(problem: Problem) -> set[str]:

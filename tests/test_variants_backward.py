@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import reference
+from cupyflash import ptxsim, reference
 from cupyflash._arrays import BFLOAT16
+from cupyflash._gradients import NAMES
 
 RIGHT = {"align": "bottom-right"}
+SEQLEN_Q, SEQLEN_K = 70, 150
 LEADING = {
     "heads": ((2, 4), (2, 2), (2, 2)),
     "queries shared": ((1, 2), (2, 2), (2, 2)),
@@ -15,79 +17,108 @@ LEADING = {
 }
 
 
-def case(dtype, leading, seqlen_q, seqlen_k, head_dim=16, head_dim_v=16, *, seed=0):
-    rng = np.random.default_rng(seed)
-    matrices = (seqlen_q, head_dim), (seqlen_k, head_dim), (seqlen_k, head_dim_v)
-    shapes = [(*lead, *matrix) for lead, matrix in zip(leading, matrices, strict=True)]
-    return rng, [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+def options_of(names, rng, heads, seqlen_q=SEQLEN_Q, seqlen_k=SEQLEN_K):
+    """Of a batch of 2; where a name is not an option, it stands for a use of one."""
+    masked = rng.random((2, 1, seqlen_q, seqlen_k)) < 0.5
+    masked[:, :, 5] = False
+    bias = rng.standard_normal((heads, seqlen_q, seqlen_k)).astype(np.float32)
+    bias[:, 3] = -np.inf
+    bias[0, 10, 4] = -np.inf
+    aux = {"table": rng.standard_normal(seqlen_q + seqlen_k).astype(np.float32)}
+    choices = {
+        "causal": {"causal": True, **RIGHT},
+        "window": {"window_size": (20, 5), **RIGHT},
+        "left": {"window_size": (7, None), "align": "top-left"},
+        "softcap": {"softcap": 1.5},
+        "score_mod": {"score_mod": "score * score - table[i + j] + b", "aux": aux},
+        "mask": {"mask": masked},
+        "mask_mod": {"mask_mod": "(i + j + h) % 3 != 0"},
+        "bias": {"bias": bias},
+        "alibi": {"alibi_slopes": np.linspace(0.3, 0.01, heads, dtype=np.float32), **RIGHT},
+        "sink": {"attn_sink": np.linspace(1, -2, heads, dtype=np.float32)},
+        "dropout": {"dropout_p": 0.3, "seed": 5},
+        "lengths": {"seqlens_q": np.array([33, seqlen_q]), "seqlens_k": np.array([seqlen_k - 1, 40])},
+        "empty": {"seqlens_q": np.array([0, seqlen_q]), "seqlens_k": np.array([seqlen_k, 0])},
+    }
+    return {name: value for word in names.split() for name, value in choices[word].items()}
 
 
-def options_of(names, rng, batch, heads, seqlen_q, seqlen_k):
-    options = {}
-    for name in names.split():
-        if name == "causal":
-            options |= {"causal": True, **RIGHT}
-        elif name == "window":
-            options |= {"window_size": (20, 5), **RIGHT}
-        elif name == "left":
-            options |= {"window_size": (7, None), "align": "top-left"}
-        elif name == "softcap":
-            options["softcap"] = 1.5
-        elif name == "mask":
-            options["mask"] = mask = rng.random((batch, 1, seqlen_q, seqlen_k)) < 0.5
-            mask[:, :, 5] = False
-        elif name == "bias":
-            options["bias"] = bias = rng.standard_normal((heads, seqlen_q, seqlen_k)).astype(np.float32)
-            bias[:, 3] = -np.inf
-            bias[0, 10, 4] = -np.inf
-            bias[0, 11] = -3.2e38
-        elif name == "alibi":
-            options |= {"alibi_slopes": np.linspace(0.3, 0.01, heads, dtype=np.float32), **RIGHT}
-        elif name == "sink":
-            options["attn_sink"] = np.linspace(1, -2, heads, dtype=np.float32)
-        elif name == "dropout":
-            options |= {"dropout_p": 0.3, "seed": 5}
-        elif name == "lengths":
-            options |= {
-                "seqlens_q": np.array([33, seqlen_q][:batch]),
-                "seqlens_k": np.array([seqlen_k - 1, 40][:batch]),
-            }
-        elif name == "nothing":
-            options |= {"seqlens_q": np.array([0, seqlen_q]), "seqlens_k": np.array([seqlen_k, 0])}
-    return options
+def drawn(rng, dtype, *shapes):
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-def assert_close(result, exact, name):
-    result, exact = result.astype(np.float64), np.asarray(exact, np.float64)
-    assert np.array_equal(np.isnan(result), np.isnan(exact)), name
-    error = np.nanmax(np.abs(result - exact), initial=0)
-    assert error <= 0.02 * max(1, np.nanmax(np.abs(exact), initial=0)), (name, error)
+def assert_gradients_close(gradients, exact):
+    for name in NAMES:
+        result, expected = getattr(gradients, name), getattr(exact, name)
+        assert (result is None) == (expected is None), name
+        if result is not None:
+            result, expected = result.astype(np.float64), np.asarray(expected, np.float64)
+            assert np.array_equal(np.isnan(result), np.isnan(expected)), name
+            error = np.nanmax(np.abs(result - expected), initial=0)
+            assert error <= 0.02 * max(1, np.nanmax(np.abs(expected), initial=0)), (name, error)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16], ids=str)
-@pytest.mark.parametrize(
-    "names",
-    [
-        "",
-        "window",
-        "left",
-        "softcap",
-        "mask",
-        "dropout",
-        "lengths",
-        "nothing",
-        "causal lengths",
-        "lengths window softcap mask dropout",
-    ],
-)
-@pytest.mark.parametrize("leading", LEADING)
-def test_gradients(names, dtype, leading):
-    seqlen_q, seqlen_k = 70, 150
-    rng, (q, k, v) = case(dtype, LEADING[leading], seqlen_q, seqlen_k)
-    options = options_of(names, rng, 2, 4 if leading == "heads" else 2, seqlen_q, seqlen_k)
+def check(dtype, names, leading, head_dim=16, head_dim_v=16):
+    rng = np.random.default_rng(0)
+    matrices = (SEQLEN_Q, head_dim), (SEQLEN_K, head_dim), (SEQLEN_K, head_dim_v)
+    q, k, v = drawn(rng, dtype, *((*lead, *matrix) for lead, matrix in zip(leading, matrices, strict=True)))
+    options = options_of(names, rng, max(lead[-1] for lead in leading))
     out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
-    dout, dlse = rng.standard_normal(out.shape).astype(dtype), rng.standard_normal(lse.shape).astype(lse.dtype)
-    gradients = cupyflash.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
-    exact = reference.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
-    for name, result, expected in zip(("dq", "dk", "dv"), gradients, exact, strict=True):
-        assert_close(result, expected, name)
+    (dout,), (dlse,) = drawn(rng, dtype, out.shape), drawn(rng, lse.dtype, lse.shape)
+    arguments = dout, q, k, v, out, lse
+    assert_gradients_close(
+        cupyflash.attention_backward(*arguments, dlse=dlse, **options),
+        reference.attention_backward(*arguments, dlse=dlse, **options),
+    )
+
+
+ONE_BY_ONE = ["", "causal", "window", "left", "softcap", "score_mod", "mask", "mask_mod", "bias", "alibi", "sink"]
+ONE_BY_ONE += ["dropout", "lengths", "empty"]
+TOGETHER = [
+    "causal lengths",
+    "left lengths dropout",
+    "window lengths softcap sink",
+    "lengths alibi dropout",
+    "empty bias sink score_mod",
+    "lengths window softcap score_mod mask mask_mod bias alibi sink dropout",
+]
+
+
+@pytest.mark.parametrize("names", ONE_BY_ONE + TOGETHER)
+def test_gradients(names):
+    check(np.float16, names, LEADING["heads"])
+
+
+@pytest.mark.parametrize("names", TOGETHER)
+@pytest.mark.parametrize("leading", ["queries shared", "keys shared"])
+def test_gradients_of_what_batches_share(names, leading):
+    check(BFLOAT16, names, LEADING[leading])
+
+
+@pytest.mark.parametrize("names", TOGETHER[-1:])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+def test_gradients_elsewhere(names, arch):
+    with ptxsim.settings(arch=arch):
+        check(np.float16, names, ((2, 2), (2, 1), (2, 1)), 40, 24)
+
+
+OFFSETS_Q, OFFSETS_K = np.array([0, 33, 33, 40, 110]), np.array([0, 20, 60, 60, 150])
+
+
+@pytest.mark.parametrize("names", ["", "causal", "window alibi dropout", "softcap mask bias sink score_mod"])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (2, 1)], ids=str)
+def test_gradients_of_packed_sequences(names, heads):
+    rng = np.random.default_rng(0)
+    num_heads, num_kv_heads = heads
+    q, k, v = drawn(rng, np.float16, (113, num_heads, 16), (155, num_kv_heads, 16), (155, num_kv_heads, 24))
+    options = options_of(names, rng, num_heads, 70, 90)
+    if "mask" in options:
+        options["mask"] = rng.random((4, 1, 70, 90)) < 0.7
+        options["attn_sink"] = rng.standard_normal((4, num_heads)).astype(np.float32)
+    out, lse = cupyflash.attention_varlen(q, k, v, OFFSETS_Q, OFFSETS_K, return_lse=True, **options)
+    (dout,), (dlse,) = drawn(rng, np.float16, out.shape), drawn(rng, lse.dtype, lse.shape)
+    arguments = dout, q, k, v, out, lse, OFFSETS_Q, OFFSETS_K
+    assert_gradients_close(
+        cupyflash.attention_varlen_backward(*arguments, dlse=dlse, **options),
+        reference.attention_varlen_backward(*arguments, dlse=dlse, **options),
+    )
