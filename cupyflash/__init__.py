@@ -8,15 +8,18 @@ one's own to the test.
 """
 
 from cupyflash import bounds, naive, reference
+from cupyflash._block_mask import BlockMask
 from cupyflash._gradients import Gradients
 from cupyflash._numerics import Numerics
 from cupyflash.attention import attention
 from cupyflash.backward import attention_backward, attention_vjp
+from cupyflash.block_mask import block_mask
 from cupyflash.dropout import dropout_mask
 from cupyflash.merge import merge
 from cupyflash.varlen import attention_varlen, attention_varlen_backward
 
 __all__ = [
+    "BlockMask",
     "Gradients",
     "Numerics",
     "attention",
@@ -24,6 +27,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "attention_vjp",
+    "block_mask",
     "bounds",
     "dropout_mask",
     "merge",

@@ -20,6 +20,7 @@ from cupyflash._arrays import (
     check_result,
     check_same_place,
 )
+from cupyflash._block_mask import BlockMask
 from cupyflash._layouts import MAX_BATCH_DIMS, Layout, merge_batch_dims, operand_layout
 from cupyflash._lengths import checked_lengths
 from cupyflash._numerics import Numerics
@@ -80,7 +81,7 @@ class Problem(Arrangement):
     seed: int
     score_mod: str | None
     mask_mod: str | None
-    block_mask: Any
+    block_mask: BlockMask | None
     split_size: int | None
     numerics: Numerics
     operands: Mapping[str, Any]
@@ -149,7 +150,6 @@ def _with_options(
     score_mod=None,
     mask_mod=None,
     aux=None,
-    block_mask=None,
     split_size=None,
     numerics=None,
     return_lse=False,
@@ -163,6 +163,11 @@ def _with_options(
     softcap = checked_softcap(softcap, arrangement.dtype)
     dropout_p, seed = checked_dropout(dropout_p, seed)
     check_expression("score_mod", score_mod)
+    block_mask = None
+    if isinstance(mask_mod, BlockMask):
+        block_mask, mask_mod = mask_mod, mask_mod.mask_mod
+        block_mask.check_fits(arrangement, q, with_lengths=seqlens_q is not None or seqlens_k is not None)
+        aux = block_mask.joined_aux(aux)
     check_expression("mask_mod", mask_mod)
     check_split_size(split_size)
     numerics = checked_numerics(numerics)

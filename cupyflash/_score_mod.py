@@ -16,8 +16,8 @@ from cupyflash._lengths import per_batch
 from cupyflash._problem import Problem
 from cupyflash._user_functions import aux_dtype, aux_params, user_functions
 
-_THREADS = 256
-_ARRAYS = ("score", "score_error", "value", "derivative", "value_error", "derivative_error", "keep")
+THREADS = 256
+_ARRAYS = ("score", "score_error", "value", "derivative", "value_error", "derivative_error", "keep", "bits")
 
 
 def evaluate(problem: Problem, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ def _run(problem: Problem, kernel: str, defines: dict[str, int | str] | None = N
     }
     device = _launch.Simulator()
     params = _launch.pack(
-        _params_dtype(aux),
+        params_dtype(aux),
         **{name: device.address(array) for name, array in (arrays | lengths).items()},
         num_pairs=pairs,
         seqlen_q=problem.seqlen_q,
@@ -96,16 +96,16 @@ def _run(problem: Problem, kernel: str, defines: dict[str, int | str] | None = N
     config = _config.KernelConfig(
         file="pair_functions",
         name=kernel,
-        defines={"THREADS": _THREADS, "ERRORS": 0, **functions.constants, **(defines or {})},
-        grid=_config.grid_of(_config.ceil_div(pairs, _THREADS)),
-        block=_THREADS,
+        defines={"THREADS": THREADS, "ERRORS": 0, **functions.constants, **(defines or {})},
+        grid=_config.grid_of(_config.ceil_div(pairs, THREADS)),
+        block=THREADS,
         user_functions=functions,
     )
     touched = (*arrays.values(), *lengths.values(), *aux.values())
     _launch.run(device, [_launch.Launch(config, params, touched)])
 
 
-def _params_dtype(aux) -> np.dtype:
+def params_dtype(aux) -> np.dtype:
     return np.dtype(
         [
             *((name, np.uint64) for name in (*_ARRAYS, "seqlens_q", "seqlens_k")),

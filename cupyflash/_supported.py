@@ -63,7 +63,6 @@ def options_of(problem: Problem) -> set[str]:
         "dropout_p": problem.dropout_p > 0,
         "score_mod": problem.score_mod is not None,
         "mask_mod": problem.mask_mod is not None,
-        "block_mask": problem.block_mask is not None,
         "split_size": problem.split_size is not None,
         "numerics": problem.numerics != PLAIN,
     }

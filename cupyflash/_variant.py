@@ -51,6 +51,8 @@ def defines(problem: Problem, *, return_max: bool = False, split: bool = False) 
         constants["RETURN_MAX"] = 1
     if functions := user_functions(problem):
         constants |= functions.constants
+    if with_block_mask(problem):
+        constants["BLOCK_MASK"] = problem.block_mask.block_size
     return constants
 
 
@@ -84,6 +86,8 @@ def arrays(problem: Problem, device: Any) -> dict[str, Any]:
     if problem.packed:
         offsets = problem.packed.offsets_q, problem.packed.offsets_k
         result |= {name: device.from_host(array) for name, array in zip(_LENGTHS, offsets, strict=True)}
+    if with_block_mask(problem):
+        result["block_mask"] = problem.block_mask.bits
     return result | {f"aux[{name!r}]": array for name, array in problem.aux.items()}
 
 
@@ -93,6 +97,8 @@ def layouts(problem: Problem) -> dict[str, Layout]:
     if problem.packed:  # one sequence starts at each offset
         per_sequence = (int(problem.packed.num_seqs > 1), *(0 for _ in problem.batch_shape[1:]))
         result |= dict.fromkeys(_LENGTHS, Layout(per_sequence, 0, 0))
+    if with_block_mask(problem):
+        result["block_mask"] = problem.block_mask.layout(problem)
     if _with_batch_number(problem):
         sizes = problem.batch_shape
         strides = tuple(math.prod(sizes[axis + 1 :]) if size > 1 else 0 for axis, size in enumerate(sizes))
@@ -136,6 +142,8 @@ def params_dtype(
         fields.append(("row_max", np.uint64))
     if user_functions(problem):
         fields.append(("aux", aux_dtype(problem.aux)))
+    if with_block_mask(problem):
+        fields.append(("block_mask", operand))
     return np.dtype(fields or [("empty", np.uint8)], align=True)
 
 
@@ -178,12 +186,20 @@ def params(
         values["row_max"] = row_max
     if user_functions(problem):
         values["aux"] = aux_params(problem.aux)
+    if with_block_mask(problem):
+        values["block_mask"] = operands["block_mask"]
     return values
 
 
 def num_heads(problem: Problem) -> int:
     """Of the result: with 4 dimensions or more, axis -3 is heads."""
     return problem.leading_shape[-1] if len(problem.leading_shape) >= 2 else 1
+
+
+def with_block_mask(problem: Problem) -> bool:
+    """Whether kernels skip what a block mask leaves nothing of: where each of their tiles lies in one of its blocks."""
+    mask, tile = problem.block_mask, problem.numerics.tile or ()
+    return mask is not None and all(mask.block_size % size == 0 for size in tile)
 
 
 def _with_lengths(problem: Problem) -> bool:

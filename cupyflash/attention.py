@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cupyflash import _combine, _config, _launch, _packing, _supported, _variant
+from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._numerics import Numerics
@@ -32,9 +33,8 @@ def attention(
     dropout_p: float = 0.0,
     seed: int | None = None,
     score_mod: str | None = None,
-    mask_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
     aux: Mapping[str, Any] | None = None,
-    block_mask=None,
     split_size: int | None = None,
     numerics: Numerics | None = None,
     return_lse: bool = False,
@@ -104,10 +104,12 @@ def attention(
     score_mod, mask_mod : str, optional
         CUDA C++ expressions: the new score, and whether to attend. They may use ``score`` (score_mod only), ``b`` and
         ``h`` (batch and head, from 0), ``i``, ``j``, ``L``, ``S`` (int; lengths of the batch) and names of ``aux``.
+        ``score`` carries its derivative and converts to no other number. It has ``+ - * /``, comparisons, ``?:``, abs,
+        fabs, min, max, fmin, fmax, exp, log, sqrt, tanh, sin, cos, isnan and pow with a constant exponent; what it
+        meets is rounded to its type, float32 or for float64 inputs float64. ``-INFINITY`` removes a pair. A mask_mod
+        may be a :class:`BlockMask`, from :func:`block_mask`: what it leaves nothing of is then skipped.
     aux : mapping of names to arrays, optional
         C-contiguous arrays that the expressions index, as ``name[n]``; constants: they get no gradient.
-    block_mask : BlockMask, optional
-        Which tiles ``mask_mod`` leaves something of, from :func:`block_mask`; the others are not visited.
     split_size : int, optional
         Compute parts of this many keys, a multiple of 128, at the same time, and merge them: for few queries and many
         keys. None is one pass, always.
@@ -170,7 +172,6 @@ def attention(
         score_mod=score_mod,
         mask_mod=mask_mod,
         aux=aux,
-        block_mask=block_mask,
         split_size=split_size,
         numerics=numerics,
         return_lse=return_lse,

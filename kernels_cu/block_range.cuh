@@ -1,4 +1,9 @@
 // Which key tiles a query tile visits: [begin, end). Those in [interior_begin, interior_end) hold no masked pair.
+// A block mask leaves out some of them: after begin comes next(begin).
+
+#if BLOCK_MASK
+static_assert(BLOCK_MASK % BLOCK_M == 0 && BLOCK_MASK % BLOCK_N == 0, "a tile lies in one block of the mask");
+#endif
 
 struct KeyTiles {
     static constexpr bool BOUNDARY_FIRST = false;   // without a left edge, the last tiles are cut: by the last key, too
@@ -7,6 +12,32 @@ struct KeyTiles {
     int interior_begin = 0;
     int interior_end;
     int end;
+#if BLOCK_MASK
+    const uint32_t* block_row;   // bits of the query tile's block
+
+    __device__ bool kept(int tile) const {
+        const int block = tile * BLOCK_N / BLOCK_MASK;
+        return block_row[block / 32] >> block % 32 & 1;
+    }
+#endif
+
+    // Leaves out what the block mask does.
+    template <typename Params, typename Rows>
+    __device__ __forceinline__ void take_block_mask(const Params& params, Rows rows, int first_query) {
+#if BLOCK_MASK
+        const auto& mask = params.variant.block_mask;
+        block_row = rows(mask) + first_query / BLOCK_MASK * mask.row_stride;
+        begin = next(begin - 1);
+#endif
+    }
+
+    __device__ __forceinline__ int next(int tile) const {
+        ++tile;
+#if BLOCK_MASK
+        while (tile < end && !kept(tile)) ++tile;
+#endif
+        return tile;
+    }
 
     // Whether a tile may hold masked pairs.
     __device__ __forceinline__ bool cut(int tile) const {
@@ -41,6 +72,33 @@ struct QueryTiles {
     int interior_begin;
     int interior_end;
     int end;
+#if BLOCK_MASK
+    const uint32_t* block_column;   // the words that have the bit of the key tile's block
+    int64_t block_stride;
+    int block_bit;
+
+    __device__ bool kept(int tile) const {
+        return block_column[tile * BLOCK_M / BLOCK_MASK * block_stride] >> block_bit & 1;
+    }
+#endif
+
+    template <typename Params, typename Rows>
+    __device__ __forceinline__ void take_block_mask(const Params& params, Rows rows, int first_key) {
+#if BLOCK_MASK
+        const auto& mask = params.variant.block_mask;
+        const int block = first_key / BLOCK_MASK;
+        block_column = rows(mask) + block / 32, block_stride = mask.row_stride, block_bit = block % 32;
+        begin = next(begin - 1);
+#endif
+    }
+
+    __device__ __forceinline__ int next(int tile) const {
+        ++tile;
+#if BLOCK_MASK
+        while (tile < end && !kept(tile)) ++tile;
+#endif
+        return tile;
+    }
 
     __device__ __forceinline__ bool cut(int tile) const {
         return REMOVES_ANYWHERE || tile < interior_begin || (BAND_LEFT && tile >= interior_end);
@@ -76,7 +134,7 @@ __device__ __forceinline__ QueryTiles query_tiles(int first_key, const Sequence&
 template <typename Tiles, typename Visit>
 __device__ __forceinline__ void for_each_tile(const Tiles& tiles, Visit visit) {
     if constexpr (REMOVES_ANYWHERE) {
-        for (int tile = tiles.begin; tile < tiles.end; ++tile) visit(tile, Constant<true>());
+        for (int tile = tiles.begin; tile < tiles.end; tile = tiles.next(tile)) visit(tile, Constant<true>());
     } else if constexpr (BAND_LEFT) {
         // Tiles that an edge cuts lie on both sides of the interior ones: one loop body serves both.
         int tile = tiles.begin, interior = tiles.interior_begin;

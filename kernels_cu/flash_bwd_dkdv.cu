@@ -88,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
         const Sequence sequence(params, rows);
         const int num_keys = min(BLOCK_N, sequence.seqlen_k - first_key);
-        const QueryTiles tiles = query_tiles(first_key, sequence);
+        QueryTiles tiles = query_tiles(first_key, sequence);
+        tiles.take_block_mask(params, rows, first_key);
         const int first_query = tiles.begin * BLOCK_M;
         const ScoreFunction score_function(params, sequence, rows);
         const Dropout dropout(params, rows);
@@ -121,6 +122,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
         auto visit = [&](int tile, auto boundary) {
             cp_async_wait_group<0>();
             __syncthreads();   // this stage has landed, and every warp is done with the other
+            if constexpr (BLOCK_MASK) {
+                const int skipped = tiles.next(tile) - tile - 1;
+                query_loader.skip(skipped), dout_loader.skip(skipped), lse_loader.skip(skipped), delta_loader.skip(skipped);
+                queries_left -= skipped * BLOCK_M;
+            }
             if (NUM_STAGES == 2 && queries_left > 0) fetch(STAGE_BYTES - stage);
 
             // S^T = K Q^T, dP^T = V dO^T

@@ -87,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
         const Sequence sequence(params, rows);
         const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);
         KeyTiles tiles = key_tiles(first_query, sequence);
+        tiles.take_block_mask(params, rows, first_query);
         if (LENGTHS && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;   // rows without a query get nothing
         const ScoreFunction score_function(params, sequence, rows);
         const Dropout dropout(params, rows);
@@ -126,7 +127,13 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
         auto visit = [&](int tile, auto boundary) {
             cp_async_wait_group<0>();
             __syncthreads();   // this stage has landed, and every warp is done with the other
-            if (NUM_STAGES == 2 && tile + 1 < tiles.end) fetch(STAGE_BYTES - stage);
+            const int next_tile = tiles.next(tile);
+            if constexpr (BLOCK_MASK) {
+                const int skipped = next_tile - tile - 1;
+                key_loader.skip(skipped), value_loader.skip(skipped);
+                keys_left -= skipped * BLOCK_N;
+            }
+            if (NUM_STAGES == 2 && next_tile < tiles.end) fetch(STAGE_BYTES - stage);
 
             // S = Q K^T, dP = dO V^T
             float scores[M_TILES][N_TILES][4] = {}, dweights[M_TILES][N_TILES][4] = {};
@@ -200,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
             }
             if (NUM_STAGES == 2) {
                 stage = STAGE_BYTES - stage;
-            } else if (tile + 1 < tiles.end) {
+            } else if (next_tile < tiles.end) {
                 __syncthreads();   // every warp is done with the only stage
                 fetch(0);
             }

@@ -77,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
     const int warp_row = warp * M_TILES * MMA_M;
-    const KeyTiles tiles = key_tiles(first_query, sequence);
+    KeyTiles tiles = key_tiles(first_query, sequence);
+    tiles.take_block_mask(params, rows, first_query);
 
     TileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
         key_tile, rows(params.key) + (sequence.first_key + tiles.begin * BLOCK_N) * params.key.row_stride,
@@ -154,6 +155,12 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         }
         __syncthreads();   // the value tile has landed, and every warp is done with the key tile
         keys_left -= BLOCK_N;
+        const int next_tile = tiles.next(tile);
+        if constexpr (BLOCK_MASK) {
+            const int skipped = next_tile - tile - 1;
+            key_loader.skip(skipped), value_loader.skip(skipped);
+            keys_left -= skipped * BLOCK_N;
+        }
 
         // O += P V
 #if TWO_LEVEL
@@ -163,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #endif
 #pragma unroll
         for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
-            if (k == PREFETCH_STEP && tile + 1 < tiles.end) key_loader.load_async(keys_left);
+            if (k == PREFETCH_STEP && next_tile < tiles.end) key_loader.load_async(keys_left);
             Weights<ELEMENT, M_TILES> weights(softmax, scores, k);
             weights.drop(dropout, first_query + warp_row + lane / 4, tile * BLOCK_N + k * MMA_K + lane % 4 * 2);
             weights.multiply(tile_acc, value_address + k * MMA_K * ValueTile::ROW_BYTES);

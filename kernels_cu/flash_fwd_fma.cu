@@ -82,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
     sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
-    const KeyTiles tiles = key_tiles(first_query, sequence);
+    KeyTiles tiles = key_tiles(first_query, sequence);
+    tiles.take_block_mask(params, rows, first_query);
 
     FmaTileLoader<BLOCK_N, HEAD_DIM, NUM_THREADS> key_loader(
         key_tile, rows(params.key) + (sequence.first_key + tiles.begin * BLOCK_N) * params.key.row_stride,
@@ -109,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 
     const ScoreFunction score_function(params, sequence, rows);
     const Dropout dropout(params, rows);
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (int tile = tiles.begin, next_tile; tile < tiles.end; tile = next_tile) {
         const int first_key = tile * BLOCK_N, num_keys = sequence.seqlen_k - first_key;
         __syncthreads();   // every warp is done with the last value tile
         key_loader.load_async(num_keys);
@@ -120,6 +121,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
         __syncthreads();   // every warp is done with the key tile
         value_loader.load_async(num_keys);
+        next_tile = tiles.next(tile);
+        if constexpr (BLOCK_MASK) key_loader.skip(next_tile - tile - 1), value_loader.skip(next_tile - tile - 1);
 
         const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence);
         const bool boundary = tiles.cut(tile);

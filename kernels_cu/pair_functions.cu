@@ -2,6 +2,9 @@
 //
 // With ERRORS also how far kernels may be from these, who compute in float or in double (running_error.cuh). A query
 // or a key that does not exist, behind its batch's length, has value and derivative 0 and is not kept.
+// `block_bits` says which blocks of BLOCK_MASK queries and keys the mask leaves a pair of: a CUDA block for each word of
+// 32 blocks of keys.
+//
 // Grid: one dimension of blocks of THREADS. Constants: SCORE_MOD, MASK_MOD, ERRORS and those of running_error.cuh.
 
 #include "common.cuh"
@@ -21,6 +24,7 @@ struct Params {
     const double *score, *score_error;
     double *value, *derivative, *value_error, *derivative_error;
     bool* keep;
+    uint32_t* bits;
     const int *seqlens_q, *seqlens_k;   // of each matrix
     int64_t num_pairs;
     int seqlen_q, seqlen_k, num_heads, first_batch;
@@ -42,6 +46,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) mask_values(const __grid_c
     if (index >= params.num_pairs) return;
     const Pair pair = pair_of(params, index);
     params.keep[index] = exists(pair) && mask_mod(pair, params.aux);
+}
+#endif
+
+#if MASK_MOD && defined(BLOCK_MASK)
+extern "C" __global__ void __launch_bounds__(THREADS) block_bits(const __grid_constant__ Params params) {
+    const int num_words = ceil_div(ceil_div(params.seqlen_k, BLOCK_MASK), 32);
+    const int num_rows = ceil_div(params.seqlen_q, BLOCK_MASK);
+    const int word = blockIdx.x % num_words, row = blockIdx.x / num_words % num_rows;
+    const int64_t matrix = blockIdx.x / num_words / num_rows;
+    const int first_query = row * BLOCK_MASK, num_queries = min(BLOCK_MASK, params.seqlen_q - first_query);
+    uint32_t bits = 0;
+    for (int bit = 0; bit < 32; ++bit) {
+        const int64_t first_key = (int64_t(word) * 32 + bit) * BLOCK_MASK;
+        if (first_key >= params.seqlen_k) break;
+        const int num_keys = int(min(int64_t(BLOCK_MASK), params.seqlen_k - first_key));
+        bool kept = false;
+        for (int64_t n = threadIdx.x; n < int64_t(num_queries) * num_keys && !kept; n += THREADS) {
+            const int i = first_query + int(n / num_keys), j = int(first_key + n % num_keys);
+            kept = mask_mod(pair_of(params, (matrix * params.seqlen_q + i) * params.seqlen_k + j), params.aux);
+        }
+        if (__syncthreads_or(kept)) bits |= 1u << bit;
+    }
+    if (threadIdx.x == 0) params.bits[blockIdx.x] = bits;
 }
 #endif
 

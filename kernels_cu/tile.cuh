@@ -44,6 +44,8 @@ struct TileLoader {
         last_chunk = (Tile::LINES - 1) * LINE + chunk * CHUNK < head_dim;
     }
 
+    __device__ void skip(int num_tiles) { source += num_tiles * (ceil_div(ROWS, ROW_STEP) * step); }
+
     // Starts the copy of the next tile, of which `num_rows` rows exist; zeros stand for the others. `stage`:
     // bytes to the copy's buffer, where there are several.
     __device__ void load_async(int num_rows, int stage = 0) {
@@ -71,6 +73,8 @@ struct RowLoader {
 
     __device__ RowLoader(uint32_t shared, const float* values, int thread)
         : source(values + thread), destination(shared + thread * 4), row(thread) {}
+
+    __device__ void skip(int num_tiles) { source += num_tiles * BLOCK_M; }
 
     __device__ void load_async(int num_rows, int stage) {
         if (row < BLOCK_M) cp_async_4(destination + stage, source, row < num_rows);

@@ -8,6 +8,7 @@
 //   SPLIT                   a block sees split_size keys only, and stores its part for flash_combine.cu
 //   RETURN_MAX              also store each row's maximum
 //   SCORE_MOD, MASK_MOD     a user's functions of a pair, written out in place of the include below
+//   BLOCK_MASK              queries and keys of the blocks that MASK_MOD is known for: which of them it leaves a pair of
 //   WITH_DSLOPE             the kernel of dq sums what the gradient of ALiBi slopes is made of
 //
 // Their order: scale, softcap, score_mod, bias, ALiBi; masks; sink; softmax; dropout.
@@ -40,6 +41,9 @@
 #endif
 #ifndef WITH_DSLOPE
 #define WITH_DSLOPE 0
+#endif
+#ifndef BLOCK_MASK
+#define BLOCK_MASK 0
 #endif
 #ifndef RETURN_MAX
 #define RETURN_MAX 0
@@ -150,5 +154,8 @@ struct VariantParams {
 #endif
 #if SCORE_MOD || MASK_MOD
     AuxArrays aux;
+#endif
+#if BLOCK_MASK
+    OperandOf<const uint32_t> block_mask;        // a bit for each block of keys, a row for each block of queries
 #endif
 };
