@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 
     const ScoreFunction score_function(params, sequence, rows);
     const Dropout dropout(params, rows);
-    for (int tile = tiles.begin, next_tile; tile < tiles.end; tile = next_tile) {
+    for (int tile = tiles.begin; tile < tiles.end; tile = tiles.next(tile)) {
         const int first_key = tile * BLOCK_N, num_keys = sequence.seqlen_k - first_key;
         __syncthreads();   // every warp is done with the last value tile
         key_loader.load_async(num_keys);
@@ -121,8 +121,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
         multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
         __syncthreads();   // every warp is done with the key tile
         value_loader.load_async(num_keys);
-        next_tile = tiles.next(tile);
-        if constexpr (BLOCK_MASK) key_loader.skip(next_tile - tile - 1), value_loader.skip(next_tile - tile - 1);
+        if constexpr (BLOCK_MASK) {
+            const int skipped = tiles.next(tile) - tile - 1;
+            key_loader.skip(skipped), value_loader.skip(skipped);
+        }
 
         const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence);
         const bool boundary = tiles.cut(tile);
