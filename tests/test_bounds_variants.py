@@ -28,7 +28,7 @@ def scored(dtype, rng):
         "alibi_slopes": np.array([0.25, 0.03]).astype(dtype),
         "window_size": (60, 9),
         "align": "bottom-right",
-        "attn_sink": np.array([2.0, -1.0]).astype(dtype),
+        "attn_sink": np.array([9.0, -1.0]).astype(dtype),
     }
 
 
@@ -300,6 +300,21 @@ def test_a_row_with_a_sink_alone():
     bound, lse_bound, max_bound = all_results(bounds.attention, q, k, v, **options)
     assert (bound == 0).all() and (max_bound == 0).all()
     assert (0 < lse_bound[0]).all() and (lse_bound[0] < 1e-5).all() and (lse_bound[1] == 0).all()
+
+
+def test_dout_of_a_row_without_keys_does_not_reach_the_gradient_of_its_sink():
+    ones = np.ones((2, 3, 4), np.float32)
+    options = {"attn_sink": np.zeros(2, np.float32), "mask": np.arange(3)[:, None] > np.zeros(3)}
+    out, lse = (x.astype(np.float32) for x in reference.attention(ones, ones, ones, return_lse=True, **options))
+    dout = ones.copy()
+    dout[:, 0] = np.nan
+    clean = bounds.attention_backward(ones, ones, ones, ones, out, lse, **options)
+    bound = bounds.attention_backward(dout, ones, ones, ones, out, lse, **options)
+    assert np.isfinite(clean.dattn_sink).all()
+    np.testing.assert_array_equal(bound.dattn_sink, clean.dattn_sink)
+    dout[1, 1] = np.nan
+    bound = bounds.attention_backward(dout, ones, ones, ones, out, lse, **options)
+    np.testing.assert_array_equal(np.isinf(bound.dattn_sink), [False, True])
 
 
 def test_a_removed_pair_frees_nothing_and_has_no_gradient():

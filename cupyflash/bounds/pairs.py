@@ -39,10 +39,10 @@ class Pairs:
         lse = lse[..., None]
         dlse = np.zeros_like(lse) if dlse is None else float64_on_host(dlse)[0][..., None]
         q, k, v = (finite(x) for x in on_host(problem, q, k, v))
-        nonfinite = forward.sees_nonfinite | ~np.isfinite(dlse)
-        for rows in dout, out:
-            nonfinite = nonfinite | ~np.isfinite(rows).all(axis=-1, keepdims=True)
-
+        bad_dout, bad_out = (~np.isfinite(x).all(axis=-1, keepdims=True) for x in (dout, out))
+        # The zeros of a row that saw no key are multiplied with nothing.
+        bad_dout = bad_dout & (forward.sees_keys | (out != 0).any(axis=-1, keepdims=True))
+        nonfinite = forward.sees_nonfinite | ~np.isfinite(dlse) | bad_dout | bad_out
         dout, out = finite(dout), finite(out)
         exact_q, exact_k, exact_v, exact_dout = wide(problem.dtype, q, k, v, dout)
         exact_out, exact_lse, _ = exact_attention(problem, exact_q, exact_k, exact_v)
