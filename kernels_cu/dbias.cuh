@@ -9,6 +9,15 @@ using DbiasBits = Element<DBIAS>::Bits;
 
 static_assert(!(SUM_QUERIES && SUM_KEYS), "sums over both start from the sums over keys");
 
+struct BiasGradient {
+    DbiasBits* data;
+    int64_t row_stride, column_stride;
+
+    __device__ void store(int i, int j, Compute value) const {
+        data[i * row_stride + j * column_stride] = Element<DBIAS>::round(value);
+    }
+};
+
 struct BiasTile {
     int owner;                      // matrix of the gradient
     int first_query, first_key;     // 0 where the block walks over them
@@ -39,20 +48,21 @@ struct BiasTile {
         return {max(tiles.begin, own), min(tiles.end, own + 1)};
     }
 
-    // Row i and column j of the matrix.
+    // The matrix.
     template <typename Params>
-    __device__ void store(const Params& params, int i, int j, Compute value) const {
-        DbiasBits* matrix = params.dbias.matrix(params.owner, owner, params.reduced, 0);
-        matrix[i * params.dbias.row_stride + j * params.dbias_column_stride] = Element<DBIAS>::round(value);
+    __device__ BiasGradient gradient(const Params& params) const {
+        return {params.dbias.matrix(params.owner, owner, params.reduced, 0), params.dbias.row_stride,
+                params.dbias_column_stride};
     }
 
     // Sums over the rows of a tile, one for each of its columns, from those of each warp: `partial[warp][column]`.
     template <typename Params>
     __device__ void store_column_sums(const Params& params, const Compute (*partial)[BLOCK_N]) const {
+        const BiasGradient target = gradient(params);
         for (int column = threadIdx.x; column < BLOCK_N; column += NUM_THREADS) {
             Compute sum = 0;
             for (int warp = 0; warp < NUM_WARPS; ++warp) sum += partial[warp][column];
-            if (first_key + column < params.seqlen_k) store(params, 0, first_key + column, sum);
+            if (first_key + column < params.seqlen_k) target.store(0, first_key + column, sum);
         }
     }
 };

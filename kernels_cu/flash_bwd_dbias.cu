@@ -160,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
         __syncthreads();
         own.store_column_sums(params, partial);
     } else {
+        const BiasGradient target = own.gradient(params);
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -175,12 +176,12 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
                         if constexpr (SUM_KEYS)
                             sum += value;
                         else if (i < params.seqlen_q && j < params.seqlen_k)
-                            own.store(params, i, j, value);
+                            target.store(i, j, value);
                     }
                 if constexpr (SUM_KEYS) {
                     sum += __shfl_xor_sync(FULL_WARP, sum, 1);
                     sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-                    if (lane % 4 == 0 && i < params.seqlen_q) own.store(params, i, 0, sum);
+                    if (lane % 4 == 0 && i < params.seqlen_q) target.store(i, 0, sum);
                 }
             }
     }

@@ -24,6 +24,9 @@ constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;
 
 #include "fma.cuh"
+#include "mask_fma.cuh"
+#include "pairs_fma.cuh"
+#include "weight_fma.cuh"
 #include "dbias.cuh"
 
 using QueryTile = FmaTile<BLOCK_M, HEAD_DIM>;
@@ -80,6 +83,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
 
         for (int tile = walk.begin; tile < walk.end; ++tile) {
             const int num_keys = sequence.seqlen_k - first_key;
+            ELEMENT lse[THREAD_ROWS], delta[THREAD_ROWS];
+#pragma unroll
+            for (int m = 0; m < THREAD_ROWS; ++m) {
+                const int query = first_query + row + row_step(m);
+                const bool exists = query < sequence.seqlen_q;
+                lse[m] = exists ? lse_rows[query] : ELEMENT(0);
+                delta[m] = exists ? delta_rows[query] : ELEMENT(0);
+            }
             __syncthreads();   // every warp is done with the last tiles
             if (SUM_QUERIES || tile == walk.begin) {
                 query_loader.load_async(sequence.seqlen_q - first_query);
@@ -104,26 +115,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
             // S = Q K^T
             Scores scores = {};
             multiply_transposed<QueryTile, KeyTile>(scores, query_address, key_address);
-#pragma unroll
-            for (int m = 0; m < THREAD_ROWS; ++m) {
-                const int i = first_query + row + row_step(m);
-                if (i >= sequence.seqlen_q) continue;
-                const int first_seen = first_visible_key(i, sequence.seqlen_k, sequence.band_left);
-                const int last_seen = last_visible_key(i, sequence.seqlen_k, sequence.band_right);
-                const ELEMENT lse = lse_rows[i], delta = delta_rows[i];
-#pragma unroll
-                for (int n = 0; n < THREAD_COLUMNS; ++n) {
-                    const int j = first_key + column + n * ROW_LANES;
-                    if (j < first_seen || j > last_seen || !score_function.keeps(i, j)) continue;
-                    const ELEMENT score = score_function(scores[m][n], i, j).value;
-                    ELEMENT dweight = dweights[m][n];
+            const RowMask mask(int64_t(first_query) + row, first_key, num_keys, sequence);
+            for_each_pair(first_query + row, first_key + column, [&](int m, int n, int i, int j) {
+                const Dual score =
+                    final_score(score_function, sequence, scores[m][n], i, j, mask.visible(m, j - first_key));
+                if (score.value == -infinity()) return;
 #if DROPOUT
-                    dweight *= dropout.keeps(i, j) ? params.variant.keep_scale : ELEMENT(0);
+                dweights[m][n] *= dropout.keeps(i, j) ? dropout.keep_scale : ELEMENT(0);
 #endif
-                    if (score != -infinity())   // a bias of -inf removes a pair, too
-                        dbias[m][n] += exp(score - lse) * (dweight - delta);
-                }
-            }
+                dbias[m][n] += weight_of(score.value, lse[m]) * (dweights[m][n] - delta[m]);
+            });
             if (SUM_QUERIES)
                 first_query += BLOCK_M;
             else
@@ -145,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
         __syncthreads();
         own.store_column_sums(params, partial);
     } else {
+        const BiasGradient target = own.gradient(params);
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m) {
             const int i = own.first_query + row + row_step(m);
@@ -155,11 +157,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
                 if constexpr (SUM_KEYS)
                     sum += dbias[m][n];
                 else if (i < params.seqlen_q && j < params.seqlen_k)
-                    own.store(params, i, j, dbias[m][n]);
+                    target.store(i, j, dbias[m][n]);
             }
             if constexpr (SUM_KEYS) {
                 for (int lanes = 1; lanes < ROW_LANES; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
-                if (column == 0 && i < params.seqlen_q) own.store(params, i, 0, sum);
+                if (column == 0 && i < params.seqlen_q) target.store(i, 0, sum);
             }
         }
     }

@@ -12,7 +12,7 @@ BATCH, HEADS, QUERIES, KEYS = 2, 4, 70, 90  # two tiles of queries and of keys i
 SHAPE = (BATCH, HEADS, QUERIES, KEYS)
 NAMES = ("dbias", "dalibi_slopes", "dattn_sink")
 HALVES = (np.dtype(np.float16), BFLOAT16)
-ALL_TYPES = HALVES
+ALL_TYPES = (*HALVES, np.dtype(np.float32), np.dtype(np.float64))
 OPERAND_TYPES = [
     (np.float16, np.float16),
     (np.float16, np.float64),
@@ -20,7 +20,7 @@ OPERAND_TYPES = [
     (np.float32, np.float64),
     (np.float64, np.float32),
 ]
-TWO = [np.float16]
+TWO = [np.float16, np.float32]
 RIGHT = {"align": "bottom-right"}
 
 
@@ -130,6 +130,7 @@ CASES = {
     "softcap": {"softcap": 1.5, **RIGHT},
     "dropout": {"dropout_p": 0.3, "seed": 7, **RIGHT},
     "lengths": {"seqlens_q": np.array([70, 13]), "seqlens_k": np.array([40, 90]), **RIGHT},
+    "expressions": {"score_mod": "score * (1 + 0.1f * h)", "mask_mod": "(i + 2 * j) % 3 != b", **RIGHT},
     "some": {"seqlens_k": np.array([66, 0]), "window_size": (30, None), "softcap": 2.0, **RIGHT},
 }
 
