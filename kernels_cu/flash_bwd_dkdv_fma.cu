@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
         const Sequence sequence(params, rows);
         const int num_keys = min(BLOCK_N, sequence.seqlen_k - first_key);
         QueryTiles tiles = query_tiles(first_key, sequence);
+        tiles.take_block_mask(params, rows, first_key);
         if (LENGTHS && num_keys < BLOCK_N) tiles.interior_begin = tiles.end;   // rows without a key get nothing
         const int begin_query = tiles.begin * BLOCK_M;
         const ScoreFunction score_function(params, sequence, rows);
@@ -106,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
         const ELEMENT* lse = rows(params.lse) + sequence.first_query;
         const ELEMENT* deltas = rows(params.delta) + sequence.first_query;
 
-        for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        for (int tile = tiles.begin; tile < tiles.end; tile = tiles.next(tile)) {
             const int first_query = tile * BLOCK_M, num_queries = sequence.seqlen_q - first_query;
             auto query_reloader = query_loader;
             __syncthreads();   // every warp is done with the last tile, and with its weights
@@ -160,6 +161,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
 #endif
             __syncthreads();   // every warp is done with the query tile
             dout_loader.load_async(num_queries);
+            if constexpr (BLOCK_MASK) {
+                const int skipped = tiles.next(tile) - tile - 1;
+                query_loader.skip(skipped), dout_loader.skip(skipped);
+            }
             cp_async_wait_group<0>();
             __syncthreads();   // the dout tile has landed, and so have the weights
 

@@ -84,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
         const Sequence sequence(params, rows);
         const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);
         KeyTiles tiles = key_tiles(first_query, sequence);
+        tiles.take_block_mask(params, rows, first_query);
         if (LENGTHS && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;   // rows without a query get nothing
         const ScoreFunction score_function(params, sequence, rows);
         const Dropout dropout(params, rows);
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             delta[m] = exists ? deltas[query] : ELEMENT(0);
         }
 
-        for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        for (int tile = tiles.begin; tile < tiles.end; tile = tiles.next(tile)) {
             const int first_key = tile * BLOCK_N, num_keys = sequence.seqlen_k - first_key;
             __syncthreads();   // every warp is done with the last key tile
             value_loader.load_async(num_keys);
@@ -123,6 +124,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             multiply_transposed<DoutTile, ValueTile>(dscores, dout_address, value_address);
             __syncthreads();   // every warp is done with the value tile
             key_loader.load_async(num_keys);
+            if constexpr (BLOCK_MASK) {
+                const int skipped = tiles.next(tile) - tile - 1;
+                key_loader.skip(skipped), value_loader.skip(skipped);
+            }
             cp_async_wait_group<0>();
             __syncthreads();   // the key tile has landed
 

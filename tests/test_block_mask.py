@@ -65,7 +65,7 @@ def test_the_same_bits_as_the_expression_alone(name, dtype, options):
     out, lse = attention(q, k, v, return_lse=True, **with_bits)
     np.testing.assert_array_equal((out, lse)[0], (expected := attention(q, k, v, return_lse=True, **alone))[0])
     np.testing.assert_array_equal(lse, expected[1])
-    if dtype == np.float16:
+    if name != "a batch sees nothing":
         for gradient, exact in zip(
             attention_backward(q, q, k, v, out, lse, **with_bits),
             attention_backward(q, q, k, v, out, lse, **alone),
