@@ -83,7 +83,7 @@ FORMS = [
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [(np.dtype(np.float16), shape) for shape in FORMS]
-    + [(dtype, shape) for dtype in ALL_TYPES[1:] for shape in FORMS[1::2]],
+    + [(dtype, shape) for dtype in ALL_TYPES[1:] for shape in FORMS[3::2]],
     ids=str,
 )
 def test_a_bias_of_any_shape(dtype, shape):
@@ -135,8 +135,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", TWO)
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    [(np.float16, case) for case in CASES] + [(np.float32, case) for case in ("window", "dropout", "some")],
+)
 def test_with_other_options(dtype, case):
     options = dict(CASES[case], alibi_slopes=np.linspace(0.2, 0.0, HEADS), attn_sink=normal(BATCH, 1))
     shape = [(QUERIES, KEYS), (HEADS, 1, KEYS), (BATCH, 1, QUERIES, 1)][list(CASES).index(case) % 3]
@@ -225,7 +227,8 @@ def test_a_view_with_stride_0_is_a_full_array():
 @pytest.mark.parametrize("dtype", TWO)
 def test_the_same_bits_alone_and_each_time(dtype):
     options = {"attn_sink": normal(BATCH, HEADS), "alibi_slopes": normal(BATCH, HEADS) / 8, **CASES["causal"]}
-    for bias in normal(*SHAPE), normal(BATCH, HEADS, 1, KEYS), normal(BATCH, HEADS, QUERIES, 1):
+    forms = SHAPE, (BATCH, HEADS, 1, KEYS), (BATCH, HEADS, QUERIES, 1)
+    for bias in (normal(*shape) for shape in (forms if dtype == np.float16 else forms[1:2])):
         call = Call(dtype, bias=bias, **options)
         together, again = call.computed(), call.computed()
         alone = call.computed(**{name: x[1:] for name, x in call.arguments.items() if isinstance(x, np.ndarray)})
@@ -252,7 +255,7 @@ def test_no_pairs(dtype, lengths, batch):
 @pytest.mark.parametrize("dtype", TWO)
 def test_sanitized(dtype):
     options = {**CASES["lengths"], **CASES["dropout"], "mask": CASES["mask"]["mask"], "attn_sink": normal(BATCH, 1)}
-    for shape in SHAPE, (BATCH, 1, 1, KEYS), (QUERIES, 1), ():
+    for shape in [SHAPE, ()] if dtype == np.float16 else [(BATCH, 1, 1, KEYS)]:
         call = Call(dtype, bias=normal(*shape), alibi_slopes=normal(HEADS) / 8, **options)
         with ptxsim.sanitize() as report:
             call.computed()
