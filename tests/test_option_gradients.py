@@ -260,3 +260,24 @@ def test_sanitized(dtype):
         with ptxsim.sanitize() as report:
             call.computed()
         assert not report, str(report)
+
+
+@pytest.mark.parametrize("shape", [(3, HEADS, QUERIES, KEYS), (3, 1, 1, KEYS), (QUERIES, 1), ()])
+def test_packed_sequences(shape):
+    """A bias is indexed by positions in a sequence; the second one has no query, and rows follow the last."""
+    rng = np.random.default_rng(4)
+    offsets = np.array([0, 70, 70, 100]), np.array([0, 50, 70, 160])
+    q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((103, HEADS, 16), (161, 2, 16), (161, 2, 16)))
+    options = {
+        "bias": normal(*shape), "alibi_slopes": normal(HEADS, scale=0.1), "attn_sink": normal(3, 1), "causal": True,
+        **RIGHT,
+    }  # fmt: skip
+    out, lse = reference.attention_varlen(q, k, v, *offsets, return_lse=True, **options)
+    arguments = (normal(*out.shape, dtype=np.float16), q, k, v, out.astype(np.float16), lse.astype(np.float32))
+    gradients, exact, bound = (
+        module.attention_varlen_backward(*arguments, *offsets, **options) for module in (cupyflash, reference, bounds)
+    )
+    for name in NAMES:
+        result, expected, most = (getattr(x, name) for x in (gradients, exact, bound))
+        assert (np.abs(result.astype(np.float64) - expected) <= most).all(), name
+        assert np.abs(expected).max() > 0
