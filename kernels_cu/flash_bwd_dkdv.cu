@@ -65,14 +65,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     const int owner = blockIdx.x / num_key_tiles;
     const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
     const int warp_row = warp * M_TILES * MMA_M;
-#if LENGTHS == 2
-    const Sequence own(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
-    const int num_rows = min(BLOCK_N, own.seqlen_k - first_key);   // of the gradients
-    if (num_rows <= 0) return;   // a tile that only the longest sequences have
-    const int64_t first_row = own.first_key + first_key;
-#else
-    const int num_rows = min(BLOCK_N, params.seqlen_k - first_key);   // also keys behind a length, whose rows are 0
+#if LENGTHS == 1   // of each batch that is summed; the keys behind them have gradient 0
     const int64_t first_row = first_key;
+    const int num_rows = min(BLOCK_N, params.seqlen_k - first_key);
+#else
+    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    const QueryTiles all_tiles = query_tiles(first_key, sequence);
+    const int64_t first_row = sequence.first_key + first_key;
+    const int num_rows = min(BLOCK_N, sequence.seqlen_k - first_key), num_keys = num_rows;
+    if (LENGTHS == 2 && num_rows <= 0) return;   // a tile that only the longest sequences have
 #endif
 
     const FragmentAddress key_address = fragment_address(key_tile, warp_row, lane);
@@ -86,9 +87,12 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
+#if LENGTHS == 1
         const Sequence sequence(params, rows);
+        const QueryTiles all_tiles = query_tiles(first_key, sequence);
         const int num_keys = min(BLOCK_N, sequence.seqlen_k - first_key);
-        QueryTiles tiles = query_tiles(first_key, sequence);
+#endif
+        QueryTiles tiles = all_tiles;
         tiles.take_block_mask(params, rows, first_key);
         const int first_query = tiles.begin * BLOCK_M;
         const ScoreFunction score_function(params, sequence, rows);
