@@ -143,6 +143,18 @@ def test_gradients_stay_close_below_their_bounds():
         assert max(ratios) <= 1 and min(ratios) > 0.02
 
 
+def test_gradients_of_float32_operands_of_a_float64_call_are_flushed_where_subnormal():
+    rng = RNG(19)
+    q, k, v = (rng.standard_normal((n, HEAD_DIM)) for n in (5, 30, 30))
+    options = {"bias": np.linspace(-95, 0, 30, dtype=np.float32) * np.ones((5, 1), np.float32)}
+    out, lse = reference.attention(q, k, v, return_lse=True, **options)
+    arguments = np.ones_like(out), q, k, v, out, lse
+    gradients = cupyflash.attention_backward(*arguments, **options)
+    exact, allowed = (f(*arguments, **options) for f in (reference.attention_backward, bounds.attention_backward))
+    assert (gradients.dbias == 0).any() and (exact.dbias != 0).all()
+    assert worst([gradients.dbias], [exact.dbias], [allowed.dbias])[0] <= 1
+
+
 def packed(dtype, rng):
     """Arguments of attention_varlen, an empty sequence and slack rows among them."""
     q = rng.standard_normal((60, 2, HEAD_DIM)).astype(dtype)

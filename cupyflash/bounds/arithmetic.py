@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from cupyflash._problem import FLOAT64, Problem
+from cupyflash._problem import FLOAT32, FLOAT64, Problem
 
 U32 = 2.0**-24
 FLUSH = 2.0**-126  # below it float32 kernels compute with 0
@@ -76,9 +76,13 @@ def largest(problem: Problem) -> float:
 
 
 def rounding_of(dtype: np.dtype, magnitude: np.ndarray) -> np.ndarray:
-    """Of a value that is stored in the dtype: by u |x|, or by half the spacing of subnormals and at most by |x|."""
+    """Of a value that is stored in the dtype: by u |x|, or by half the spacing of subnormals and at most by |x|.
+
+    A float32 subnormal is flushed.
+    """
     element = Precision.of(dtype)
-    return np.maximum(element.unit * magnitude, np.minimum(magnitude, element.underflow))
+    underflow = FLUSH if dtype == FLOAT32 else element.underflow
+    return np.maximum(element.unit * magnitude, np.minimum(magnitude, underflow))
 
 
 def conversion_error(problem: Problem, array) -> float:

@@ -15,6 +15,9 @@ float32 (or float64) dF^ before that rounding: n terms in any order err by gamma
 row's part of dslope is summed first, over at most S keys, and then the rows' parts. a is exact up to 2^24. They are
 rounded once, to the dtype of their operand. The sums over keys, queries and broadcast dimensions that dq, dk and dv
 are, are one product with a live accumulator each; float32 and float64 sum each tile by itself first.
+
+The bounds of dslope and dsink take the errors of all n pairs or queries to have one sign, and are about sqrt(n) times
+the errors that are met.
 """
 
 from __future__ import annotations
