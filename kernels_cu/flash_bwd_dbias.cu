@@ -129,10 +129,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
 #if DROPOUT
                         dropout.scale(dweight, dropout.kept_keys(i, j));
 #endif
-                        const WeightPair pair(
-                            final_score(score_function, sequence, score[0], i, j, mask.visible(m, half, column)),
-                            final_score(score_function, sequence, score[1], i, j + 1, mask.visible(m, half, column + 1)),
-                            dweight, lse_log2, delta);
+                        auto final_score_of = [&](int e) {
+                            return final_score(score_function, sequence, score[e], i, j + e,
+                                               mask.visible(m, half, column + e));
+                        };
+                        const WeightPair pair(final_score_of(0), final_score_of(1), dweight, lse_log2, delta);
                         dbias[m][n][2 * half] += pair.dfinal.x;
                         dbias[m][n][2 * half + 1] += pair.dfinal.y;
                     }
