@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
             Scores kept_weights;
             for_each_pair(first_key + row, first_query + column, [&](int m, int n, int j, int i) {
                 kept.add(m, n, dropout.keeps(i, j));
-                kept_weights[m][n] = kept(m, n) ? weights[m][n] : ELEMENT(0);
+                kept_weights[m][n] = weights[m][n] * (kept(m, n) ? ELEMENT(1) : ELEMENT(0));   // a NaN stays
             });
             if (WITH_DVALUE) store_scores(weight_tile, row, lane, kept_weights);
 #else

@@ -51,6 +51,12 @@ struct Params {
 // The maximum of a row that saw no key: finite, for -inf - -inf would be NaN, and below every score.
 constexpr ELEMENT NO_KEY = sizeof(ELEMENT) == 4 ? -3.402823466e38f : -1.7976931348623157e308;
 
+// The maximum of a row's scores. A NaN among them, which fmax passes over, is in the sum.
+__device__ ELEMENT largest_score(ELEMENT row_max, ELEMENT row_sum) {
+    if (row_sum == ELEMENT(0)) return -infinity();
+    return row_sum != row_sum && row_max < ELEMENT(infinity()) ? row_sum : row_max;
+}
+
 // Joins a logit without a value to a row: its accumulator, maximum and sum.
 template <int COUNT>
 __device__ void add_sink(ELEMENT (&acc)[COUNT][VECTOR], ELEMENT& row_max, ELEMENT& row_sum, ELEMENT sink) {
@@ -214,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             row_sum[m] = 0;
         }
 #if RETURN_MAX
-        if (stores) params.variant.row_max[first_row + query] = row_sum[m] == ELEMENT(0) ? -infinity() : row_max[m];
+        if (stores) params.variant.row_max[first_row + query] = largest_score(row_max[m], row_sum[m]);
 #endif
 #if defined(SINK) && !SPLIT
         const ELEMENT sink = Element<SINK>::load(*rows(params.variant.attn_sink));
