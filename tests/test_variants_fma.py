@@ -79,7 +79,7 @@ HIDING = {
     "window": dict(variants=Variants(window_size=(20, 5)), align="bottom-right"),
     "mask": dict(variants=Variants(mask=Operand("random"), softcap=3.0)),
     "bias": dict(variants=Variants(bias=Operand("some -inf"))),
-    "mask_mod": dict(variants=Variants(mask_mod="checkered", dropout_p=0.2)),
+    "mask_mod": dict(variants=Variants(mask_mod="causal", dropout_p=0.2)),
     "lengths": dict(variants=EACH_BATCH, leading=QUERIES_SHARED),
 }
 
