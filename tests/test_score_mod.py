@@ -23,9 +23,9 @@ def problem_of(dtype=np.float32, **options):
     return attention_problem(*inputs(dtype), **options)
 
 
-def check(*, backward=False, **options):
+def check(*, backward=False, dtype=np.float16, **options):
     """The forward, and on demand the backward, is within its bounds, none of which is infinite."""
-    q, k, v = inputs()
+    q, k, v = inputs(dtype)
     out, lse = attention(q, k, v, return_lse=True, **options)
     _, bound = assertions.assert_attention_within_bound(out, lse, q, k, v, **options)
     assert np.isfinite(bound).all()
@@ -86,6 +86,11 @@ def test_every_name_in_both_directions_with_other_options():
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_without_tensor_cores(dtype):
+    check(backward=True, dtype=dtype, score_mod="score > 0 ? tanh(score) : 0.1 * score * exp(score)", mask_mod="i != j")
+
+
 def test_lengths_are_those_of_the_batch_and_not_of_a_split():
     lengths = {"seqlens_q": np.array([21, 7]), "seqlens_k": np.array([33, 12])}
     check(score_mod="score * (L - i) / S", **lengths)
@@ -103,13 +108,12 @@ def test_what_a_result_of_minus_infinity_removes_reaches_nothing():
     q, k, v = inputs()
     k[..., ::2, :], v[..., ::2, :] = np.nan, np.inf
     bias = np.where(np.arange(33) % 2, 0, np.inf).astype(np.float32)
-    options = {"score_mod": "j % 2 ? score : -INFINITY", "bias": bias}
-    out, lse = attention(q, k, v, return_lse=True, **options)
-    expected, expected_lse = attention(
-        q, *(np.nan_to_num(x, nan=1, posinf=1) for x in (k, v)), return_lse=True, **options
-    )
-    np.testing.assert_array_equal(out, expected)
-    np.testing.assert_array_equal(lse, expected_lse)
+    out, lse = attention(q, k, v, score_mod="j % 2 ? score : -INFINITY", bias=bias, return_lse=True)
+    k, v = (np.nan_to_num(x, nan=1, posinf=1) for x in (k, v))
+    expected, expected_lse = attention(q, k, v, mask_mod="j % 2", return_lse=True)
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(out.astype(float), expected, atol=2e-3)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["q", "params", "tile", "shared", "BIAS", "MASK", "Compute", "Differentiable", "aux"])
