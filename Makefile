@@ -28,6 +28,7 @@ experiments: $(STAMP)
 	$(BIN)/python -m experiments.io_table
 	$(BIN)/python -m experiments.bound_audit
 	$(BIN)/python -m experiments.memory
+	$(BIN)/python -m experiments.sparse_work
 	$(BIN)/python -m experiments.simulator_speed
 	$(BIN)/python -m experiments.kernel_debugging
 

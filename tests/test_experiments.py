@@ -13,7 +13,16 @@ import pytest
 
 import cupyflash
 from cupyflash.ptxsim.__main__ import main as ptxsim_main
-from experiments import bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax, simulator_speed
+from experiments import (
+    bound_audit,
+    io_table,
+    io_traffic,
+    kernel_debugging,
+    memory,
+    online_softmax,
+    simulator_speed,
+    sparse_work,
+)
 
 PNG = b"\x89PNG"
 
@@ -38,6 +47,19 @@ def read(path):
     lines = path.read_text().splitlines()
     comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     return comments, list(csv.DictReader(lines[len(comments) :]))
+
+
+def test_sparse_work(tmp_path, monkeypatch):
+    rows = run(sparse_work, tmp_path, monkeypatch, "--seqlens", "300", "600")
+    assert len(rows) == 2 * len(sparse_work.MASKS)
+    for row in rows:
+        for direction in "forward", "backward":
+            assert row[f"{direction}_flops"] == row[f"{direction}_formula"], row
+    causal, everything = (
+        next(int(row["forward_flops"]) for row in rows if row["mask"] == mask and row["seqlen"] == "600")
+        for mask in ("causal", "all keys")
+    )
+    assert causal < 0.7 * everything
 
 
 def test_io_traffic(tmp_path, monkeypatch):
