@@ -8,8 +8,8 @@ from importlib.resources import files
 
 __all__ = ["CATALOGUE", "source"]
 
-#: Kernel file -> what it computes, its compile-time constants and its grid. Only ``pair_functions`` is not here: it is
-#: compiled around a user's expressions.
+#: Kernel file -> what it computes, its compile-time constants beside those of options (variant.cuh), and its grid. Only
+#: ``pair_functions`` is not here: it is compiled around a user's expressions.
 CATALOGUE = {
     "attention_naive": "attention by the standard method, scores and weights in device memory: three kernels, "
     "`scores`, `softmax` and `weighted_values`",
@@ -23,12 +23,18 @@ CATALOGUE = {
     "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, NUM_STAGES, WITH_DKEY, WITH_DVALUE; "
     "one block per BLOCK_N keys of one key head",
     "flash_bwd_dq": "dq on tensor cores; constants of flash_fwd, NUM_STAGES; one block per BLOCK_M queries of one head",
+    "flash_bwd_dbias": "gradient of a bias on tensor cores; constants of flash_fwd, DBIAS (its element type), "
+    "SUM_QUERIES, SUM_KEYS; one block per BLOCK_M x BLOCK_N tile of it",
     "flash_fwd_fma": "attention, forward, by fused multiply-adds (float32, float64); ELEMENT, HEAD_DIM, HEAD_DIM_V, "
     "BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT; one block per BLOCK_M queries of one head",
     "flash_bwd_dkdv_fma": "dk, dv by fused multiply-adds; constants of flash_fwd_fma, WITH_DKEY, WITH_DVALUE; "
     "one block per BLOCK_N keys of one key head",
     "flash_bwd_dq_fma": "dq by fused multiply-adds; constants of flash_fwd_fma; "
     "one block per BLOCK_M queries of one head",
+    "flash_bwd_dbias_fma": "gradient of a bias by fused multiply-adds; constants of flash_fwd_fma, DBIAS, SUM_QUERIES, "
+    "SUM_KEYS; one block per BLOCK_M x BLOCK_N tile of it",
+    "row_sum": "sums of one value per query, with which gradients of ALiBi slopes and sinks end; ELEMENT, RESULT "
+    "(element type of the sums), NUM_THREADS; one block per sum",
     "strided_copy": "one array into another of the same shape and any strides; ELEMENT_BYTES; one thread per element",
 }
 

@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupyflash import _source, attention, naive, ptxsim
+import kernels_cu
+from cupyflash import _launch, _source, attention, attention_backward, naive, ptxsim
 from cupyflash.__main__ import main
 from cupyflash._cli import device
 from cupyflash._cli.progress import progress_bar
@@ -205,6 +206,9 @@ def test_bad_attend(folder, capsys, arguments, message):
         ("cubin flash_fwd --dtype bfloat16 --arch sm_75 -o x", "--dtype bfloat16 needs sm_80"),
         ("ptx strided_copy --head-dim 64", "--head-dim: strided_copy has no variants of it"),
         ("ptx attention_naive --causal", "--causal: attention_naive has no variants of it"),
+        ("ptx row_sum --head-dim 64", "--head-dim: row_sum has no variants of it"),
+        ("cubin flash_bwd_dbias --dtype float64 -o x", "--dtype float64 is not one of float16, bfloat16"),
+        ("cubin flash_combine --dtype bfloat16 --arch sm_75 -o x", "--dtype bfloat16 needs sm_80"),
         ("ptx attention_naive --negative-scale", "--negative-scale: attention_naive has no"),
         ("source flash_fwd -o folder.npy", "folder.npy: is a directory"),
         ("source flash_fwd -o nowhere/x.cu", "nowhere/x.cu: there is no directory"),
@@ -324,6 +328,10 @@ def test_a_log_holds_no_progress(capsys):
     assert capsys.readouterr().err == ""
 
 
+#: Kernels with head dimensions among their constants, which have twins for float32 and float64.
+TILED = ("flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq", "flash_bwd_dbias")
+
+
 def kernel_text(command, *arguments):
     assert main([command, *arguments, "-o", "text"]) == 0
     with open("text") as file:
@@ -353,6 +361,27 @@ def test_source_is_what_calls_compile(folder, monkeypatch):
     assert written == set(rendered)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_every_kernel_has_a_source_that_calls_compile(folder, monkeypatch, dtype):
+    launched = []
+    monkeypatch.setattr(_launch.Simulator, "launch", lambda _, launch: launched.append(launch.config))
+    q, v, ones = np.ones((3, 51), dtype), np.ones((3, 21), dtype), np.ones((3, 3), dtype)
+    lse = np.zeros(3, np.float64 if dtype == "float64" else np.float32)
+    attention(q, q, v)
+    attention(q, q, v, split_size=128)
+    for options in {}, {"bias": ones}, {"alibi_slopes": np.ones((), dtype)}:
+        attention_backward(v, q, q, v, v, lse, **options)
+    naive.attention(q, q, v)
+    naive.attention_backward(v, q, q, v, v, lse)
+    sources = {_source.render(config.file, config.defines) for config in launched}
+    for kernel in kernels_cu.CATALOGUE:
+        tiled = kernel.removesuffix("_fma") in TILED
+        if tiled and kernel.endswith("_fma") != (dtype == "float64"):
+            continue
+        shape = ("--head-dim", "51", "--head-dim-v", "21") if tiled else ()
+        assert kernel_text("source", kernel, "--dtype", dtype, *shape) in sources, kernel
+
+
 def test_ptx_is_what_the_simulator_executes(folder, capsys):
     assert main(["ptx", "flash_fwd", "--dtype", "bfloat16", "--arch", "sm_90"]) == 0
     ptx = capsys.readouterr().out
@@ -369,6 +398,9 @@ def test_ptx_is_what_the_simulator_executes(folder, capsys):
         ("flash_bwd_delta", "sm_75"),
         ("flash_bwd_dkdv", "sm_75"),
         ("flash_bwd_dq", "sm_120"),
+        ("flash_bwd_dbias", "sm_90"),
+        ("flash_combine", "sm_80"),
+        ("row_sum", "sm_75"),
     ],
 )
 def test_cubin_is_machine_code_for_its_architecture(folder, kernel, target):

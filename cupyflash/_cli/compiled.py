@@ -10,9 +10,19 @@ import ml_dtypes
 import numpy as np
 
 import kernels_cu
-from cupyflash import _backward_config, _config, _launch, _source, ptxsim
+from cupyflash import (
+    _backward_config,
+    _combine,
+    _config,
+    _launch,
+    _option_gradients_config,
+    _source,
+    _variant,
+    ptxsim,
+)
 from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
+from cupyflash._option_gradients_config import Sums
 from cupyflash._problem import Problem, attention_problem
 from cupyflash.ptxsim.binding import load_nvrtc
 from cupyflash.ptxsim.settings import ARCHITECTURES
@@ -23,7 +33,7 @@ _HELP = {
     "ptx": "write the PTX that the simulator executes",
     "cubin": "write the machine code that CuPy loads; needs NVRTC, but no GPU and no driver",
 }
-_HALF = ("flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq")
+_HALF = ("flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq", "flash_bwd_dbias")
 _FMA = tuple(f"{kernel}_fma" for kernel in _HALF)
 #: Options that not every kernel has a use for, and the kernels that have one.
 _CONSTANTS = {
@@ -129,16 +139,24 @@ def _defines(args: argparse.Namespace):
     try:
         if args.kernel.startswith("attention_naive"):  # one constant for all of its kernels
             return _config.attention_naive(attention_problem(q, q, v), args.arch)[0].defines
-        problem = attention_problem(q, q, v, softmax_scale=scale, causal=bool(args.causal))
-        if args.kernel.startswith("flash_bwd"):
-            return _backward_defines(args.kernel, problem, args.arch)
-        return _config.forward(problem, args.arch).defines
+        bias = np.empty((1, 1), dtype) if args.kernel.startswith("flash_bwd_dbias") else None
+        problem = attention_problem(q, q, v, softmax_scale=scale, causal=bool(args.causal), bias=bias)
+        if args.kernel.startswith("flash_fwd"):
+            return _config.forward(problem, args.arch).defines
+        _config.check_architecture(dtype, args.arch)
+        if args.kernel == "flash_combine":
+            return _combine.config(dtype, problem.lse_dtype, 1, _variant.defines(problem)).defines
+        if args.kernel == "row_sum":
+            return _option_gradients_config.row_sum(problem, dtype, 1, lengths=0, sink=None).defines
+        return _backward_defines(args.kernel, problem, args.arch)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(str(error).replace("q: dtype", "--dtype")) from error
 
 
 def _backward_defines(kernel: str, problem: Problem, arch: str):
-    _config.check_architecture(problem.dtype, arch)
+    if kernel.startswith("flash_bwd_dbias"):
+        each_pair = Sums(queries=False, keys=False)
+        return _option_gradients_config.flash_bwd_dbias(problem, arch, problem.dtype, each_pair, 1).defines
     if kernel == "flash_bwd_delta":
         return _backward_config.flash_bwd_delta(problem).defines
     if kernel.startswith("flash_bwd_dq"):
