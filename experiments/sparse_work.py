@@ -22,6 +22,7 @@ ARCH = "sm_80"
 WINDOW = 256
 DOCUMENT = 512
 GLOBAL_KEYS = 64
+BLOCK = 128  # of a block mask, queries and keys; tiles divide it
 MASKS = {
     "all keys": "black",
     "causal": record.EXTRA,
@@ -52,12 +53,13 @@ def flops_of_tiles(left: np.ndarray, config: _config.KernelConfig, products: int
     """Of the tiles that hold a pair that is left, or lie in a block of the mask that does."""
     block_m, block_n = config.defines["BLOCK_M"], config.defines["BLOCK_N"]
     rows, columns = max(block_m, block), max(block_n, block)
-    size = -(-len(left) // 128) * 128
+    size = _config.round_up(len(left), BLOCK)
     padded = np.zeros((size, size), bool)
     padded[: len(left), : len(left)] = left
     blocks = padded.reshape(size // rows, rows, size // columns, columns).any(axis=(1, 3))
-    tiles = int(blocks.sum()) * (rows // block_m) * (columns // block_n)
-    return tiles * 2 * block_m * block_n * HEAD_DIM * products
+    tiles = blocks.repeat(rows // block_m, axis=0).repeat(columns // block_n, axis=1)
+    exist = [_config.ceil_div(len(left), length) for length in (block_m, block_n)]
+    return int(tiles[: exist[0], : exist[1]].sum()) * 2 * block_m * block_n * HEAD_DIM * products
 
 
 def measure(mask: str, seqlen: int) -> dict[str, int | str]:
@@ -72,7 +74,7 @@ def measure(mask: str, seqlen: int) -> dict[str, int | str]:
             attention_backward(dout, q, k, v, out, lse, **arguments)
     problem = attention_problem(q, k, v, **arguments)
     dkdv = _backward_config.dkdv(problem, ARCH, 1, with_dkey=True, with_dvalue=True)
-    block = 128 if "mask_mod" in arguments else 0
+    block = BLOCK if "mask_mod" in arguments else 0
     print(f"counted {mask}, N = {seqlen}", flush=True)
     return {
         "mask": mask,
@@ -96,7 +98,7 @@ def draw(axes, rows: list[dict[str, int | str]], direction: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(lengths, [str(n) for n in lengths])
-    ticks = [2.0**n for n in range(20, 40, 2)]
+    ticks = [2.0**n for n in range(20, 44, 2)]
     low, high = axes.get_ylim()
     ticks = [tick for tick in ticks if low < tick < high]
     axes.set_yticks(ticks, [f"{tick / 2**20:g}" for tick in ticks])
