@@ -224,6 +224,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                 add<QueryTile>(dkey, tile_dkey);
             }
         }
+        cp_async_wait_group<0>();   // of keys and values that no query of this batch sees
     }
 
     auto store = [&](const SummedOperand<ELEMENT>& gradient, auto tile, const auto& acc, ELEMENT factor, int head_dim) {

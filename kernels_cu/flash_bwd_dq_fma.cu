@@ -181,6 +181,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
             multiply<DscoreTile>(tile_dquery, dscore_address, columns);
             add<KeyTile>(dquery, tile_dquery);
         }
+        cp_async_wait_group<0>();
+        __syncthreads();   // every warp is done with the queries and dout, and no copy is under way
 #if WITH_DSLOPE
 #pragma unroll
         for (int m = 0; m < THREAD_ROWS; ++m) {

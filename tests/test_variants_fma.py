@@ -159,3 +159,18 @@ def test_a_weight_is_at_most_1_whatever_lse_has_lost(dtype):
     exact = reference.attention_backward(dout, q, k, v, out, lse, bias=bias)
     for name in "dq", "dk", "dv", "dbias":
         np.testing.assert_allclose(getattr(gradients, name), getattr(exact, name), atol=1e-4)
+
+
+NO_QUERY_FIRST = Variants(seqlens_q=Lengths("some 0"))
+KEYS_SHARED = ((3, 1), (1, 1), (3, 1))
+
+
+@pytest.mark.parametrize(
+    "leading, variants", [(QUERIES_SHARED, ALL), (QUERIES_SHARED, EACH_BATCH), (KEYS_SHARED, NO_QUERY_FIRST)]
+)
+def test_no_findings(leading, variants):
+    """Batches that one block sums, some of them without a query or a key."""
+    problem = problem_of("float32", leading, **CAUSAL, variants=variants)
+    with ptxsim.sanitize() as report:
+        check(problem)
+    assert not report, str(report)
