@@ -24,10 +24,9 @@ FORWARD = frozenset(
         "mask_mod",
         "cu_seqlens",
         "split_size",
+        "numerics",
     }
 )
-#: The tensor-core kernel's.
-FORWARD_HALF = FORWARD | {"numerics"}
 BACKWARD = frozenset(
     {
         "window_size",

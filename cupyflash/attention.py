@@ -183,8 +183,7 @@ def attention(
 
 def forward(problem: Problem, q, k, v, *, return_lse: bool, return_max: bool, out):
     """What :func:`attention` returns."""
-    supported = _supported.FORWARD_HALF if problem.dtype in HALF_TYPES else _supported.FORWARD
-    _supported.check_supported(problem, supported, "the forward kernels", return_max=return_max)
+    _supported.check_supported(problem, _supported.FORWARD, "the forward kernels", return_max=return_max)
     device = _launch.device_of(problem.kind, q)
     with device:
         if out is None:

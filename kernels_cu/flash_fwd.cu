@@ -3,7 +3,7 @@
 // One block owns BLOCK_M queries of one head and walks over the key tiles that they see. The scores
 // of a tile live in registers only (FlashAttention-2: Dao 2023, algorithm 1): device memory holds no
 // N x N array. Constants: ELEMENT (Half or BFloat16), HEAD_DIM, HEAD_DIM_V (multiples of 16; the true sizes come
-// at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, SCALE_POSITIVE, and those of variant.cuh.
+// at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, SCALE_POSITIVE, and those of variant.cuh and numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -25,6 +25,7 @@ using Compute = float;
 #include "nonfinite.cuh"
 #include "split.cuh"
 #include "numerics.cuh"
+#include "rounded.cuh"
 #include "softmax.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
@@ -163,21 +164,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         }
 
         // O += P V
-#if TWO_LEVEL
-        float tile_acc[M_TILES][DIM_TILES][4] = {};
-#else
-        auto& tile_acc = acc;
-#endif
+        accumulate(acc, [&](auto& acc) {
 #pragma unroll
-        for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
-            if (k == PREFETCH_STEP && next_tile < tiles.end) key_loader.load_async(keys_left);
-            Weights<ELEMENT, M_TILES> weights(softmax, scores, k);
-            weights.drop(dropout, first_query + warp_row + lane / 4, tile * BLOCK_N + k * MMA_K + lane % 4 * 2);
-            weights.multiply(tile_acc, value_address + k * MMA_K * ValueTile::ROW_BYTES);
-        }
-#if TWO_LEVEL
-        add(acc, tile_acc);
-#endif
+            for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
+                if (k == PREFETCH_STEP && next_tile < tiles.end) key_loader.load_async(keys_left);
+                Weights<ELEMENT, M_TILES> weights(softmax, scores, k);
+                weights.drop(dropout, first_query + warp_row + lane / 4, tile * BLOCK_N + k * MMA_K + lane % 4 * 2);
+                weights.multiply(acc, value_address + k * MMA_K * ValueTile::ROW_BYTES);
+            }
+        });
     };
     for_each_tile(tiles, visit);
 

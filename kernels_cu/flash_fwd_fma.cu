@@ -3,9 +3,8 @@
 // The algorithm of flash_fwd.cu with register tiles and fused multiply-adds in place of tensor cores. K and
 // V take turns in one buffer: a tile's arithmetic is long against its copy, and the space saved holds a second
 // block on most multiprocessors. Weights go through shared memory, from the lane that computed them to those
-// that multiply with them. Each tile's P V starts from zero (two-level sums). Constants: ELEMENT (float or
-// double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N,
-// NUM_WARPS, BAND_RIGHT, and those of variant.cuh.
+// that multiply with them. Constants: ELEMENT (float or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true
+// sizes come at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, and those of variant.cuh and numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -23,6 +22,7 @@ using Compute = ELEMENT;
 #include "split.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
+#include "numerics.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;
@@ -62,8 +62,8 @@ template <int COUNT>
 __device__ void add_sink(ELEMENT (&acc)[COUNT][VECTOR], ELEMENT& row_max, ELEMENT& row_sum, ELEMENT sink) {
     const ELEMENT old_max = row_max;
     row_max = fmax(old_max, sink);
-    const ELEMENT factor = exp(old_max - row_max);
-    row_sum = fma(row_sum, factor, exp(sink - row_max));
+    const ELEMENT factor = natural_exponential(old_max - row_max);
+    row_sum = fma(row_sum, factor, natural_exponential(sink - row_max));
 #pragma unroll
     for (int c = 0; c < COUNT; ++c)
 #pragma unroll
@@ -107,7 +107,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
     const Columns<ValueTile> columns(value_tile, lane);
 
     Accumulator<ValueTile> acc = {};
-    ELEMENT row_max[THREAD_ROWS], row_sum[THREAD_ROWS];   // the sum: this lane's part of it
+    // What the sums are relative to, and this lane's part of them.
+    ELEMENT row_max[THREAD_ROWS], row_sum[THREAD_ROWS];
+    Largest<ELEMENT, THREAD_ROWS> largest(NO_KEY);
 #pragma unroll
     for (int m = 0; m < THREAD_ROWS; ++m) {
         row_max[m] = NO_KEY;
@@ -166,12 +168,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 #pragma unroll
             for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
                 tile_max = fmax(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, lanes));
-            row_max[m] = fmax(old_max, tile_max);
-            alpha[m] = exp(old_max - row_max[m]);
+            tile_max = fmax(old_max, tile_max);
+            largest.add(m, tile_max);
+            row_max[m] = rescaled_to(old_max, tile_max, ELEMENT(0.6931471805599453));
+            alpha[m] = natural_exponential(old_max - row_max[m]);
             ELEMENT tile_sum = 0;
 #pragma unroll
             for (int n = 0; n < THREAD_COLUMNS; ++n) {
-                scores[m][n] = exp(scores[m][n] - row_max[m]);
+                scores[m][n] = natural_exponential(scores[m][n] - row_max[m]);
                 tile_sum += scores[m][n];
             }
             row_sum[m] = fma(row_sum[m], alpha[m], tile_sum);
@@ -195,14 +199,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             remove_nonfinite<NUM_THREADS>(value_tile, thread);
             __syncthreads();
         }
-        Accumulator<ValueTile> tile_acc = {};
-        multiply<WeightTile>(tile_acc, weight_address, columns);
-#pragma unroll
-        for (int m = 0; m < THREAD_ROWS; ++m)
-#pragma unroll
-            for (int c = 0; c < Columns<ValueTile>::COUNT; ++c)
-#pragma unroll
-                for (int e = 0; e < VECTOR; ++e) acc[m][c][e] = fma(acc[m][c][e], alpha[m], tile_acc[m][c][e]);
+        accumulate_rescaled(acc, alpha, [&](auto& acc) { multiply<WeightTile>(acc, weight_address, columns); });
     }
 
     const int64_t first_row = sequence.first_row(params, batch) + first_query;
@@ -220,7 +217,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             row_sum[m] = 0;
         }
 #if RETURN_MAX
-        if (stores) params.variant.row_max[first_row + query] = largest_score(row_max[m], row_sum[m]);
+        if (stores)
+            params.variant.row_max[first_row + query] = largest_score(largest(m, row_max[m]), row_sum[m]);
 #endif
 #if defined(SINK) && !SPLIT
         const ELEMENT sink = Element<SINK>::load(*rows(params.variant.attn_sink));

@@ -185,6 +185,28 @@ __device__ __forceinline__ void add(Accumulator<Tile>& total, const Accumulator<
             for (int e = 0; e < VECTOR; ++e) total[m][c][e] += part[m][c][e];
 }
 
+// acc = acc alpha + what `products` adds, for a factor of each row.
+template <int COUNT, typename Products>
+__device__ __forceinline__ void accumulate_rescaled(ELEMENT (&acc)[THREAD_ROWS][COUNT][VECTOR],
+                                                    const ELEMENT (&alpha)[THREAD_ROWS], Products products) {
+    ELEMENT tile[THREAD_ROWS][COUNT][VECTOR] = {};
+    auto for_each = [&](auto update) {
+#pragma unroll
+        for (int m = 0; m < THREAD_ROWS; ++m)
+#pragma unroll
+            for (int c = 0; c < COUNT; ++c)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) update(acc[m][c][e], alpha[m], tile[m][c][e]);
+    };
+    if constexpr (TILES_APART) {
+        products(tile);
+        for_each([](ELEMENT& x, ELEMENT alpha, ELEMENT added) { x = fma(x, alpha, added); });
+    } else {
+        for_each([](ELEMENT& x, ELEMENT alpha, ELEMENT) { x *= alpha; });
+        products(acc);
+    }
+}
+
 // Stores finish(m, x) of each element x in row m of the accumulator to the rows from `matrix` on, of which
 // `num_rows` rows and `head_dim` columns exist.
 template <typename Tile, typename Finish>

@@ -13,20 +13,15 @@ struct OnlineSoftmax {
     float scale_log2;              // c
     float max_scaled[M_TILES][2];  // M of the two rows that a lane has in each 16-row tile
     float row_sum[M_TILES][2];     // this lane's part of l
-#if RESCALE_THRESHOLD
-    float largest[M_TILES][2];     // the maximum, where M is one of earlier tiles
-#endif
+    Largest<float, 2 * M_TILES> largest;
 
-    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
+    __device__ explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2), largest(NO_KEY) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 max_scaled[m][half] = NO_KEY;
                 row_sum[m][half] = 0.0f;
-#if RESCALE_THRESHOLD
-                largest[m][half] = NO_KEY;
-#endif
             }
     }
 
@@ -45,10 +40,8 @@ struct OnlineSoftmax {
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 2));
                 const float old_max = max_scaled[m][half];
                 float new_max = fmaxf(old_max, tile_max * scale_log2);
-#if RESCALE_THRESHOLD
-                largest[m][half] = fmaxf(largest[m][half], new_max);
-                if (new_max - old_max <= float(RESCALE_THRESHOLD)) new_max = old_max;
-#endif
+                largest.add(2 * m + half, new_max);
+                new_max = rescaled_to(old_max, new_max, 1.0f);
                 max_scaled[m][half] = new_max;
                 alpha[m][half] = exponential(old_max - new_max);
             }
@@ -76,8 +69,8 @@ struct OnlineSoftmax {
     __device__ float add_sink(int m, int half, float sink_log2) {
         const float old_max = max_scaled[m][half];
         max_scaled[m][half] = fmaxf(old_max, sink_log2);
-        const float factor = ex2_approx(old_max - max_scaled[m][half]);
-        row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, ex2_approx(sink_log2 - max_scaled[m][half]));
+        const float factor = exponential(old_max - max_scaled[m][half]);
+        row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, exponential(sink_log2 - max_scaled[m][half]));
         return factor;
     }
 
@@ -89,12 +82,7 @@ struct OnlineSoftmax {
 
     // max_j of the scores, natural.
     __device__ float row_max(int m, int half) const {
-#if RESCALE_THRESHOLD
-        const float row_max = largest[m][half];
-#else
-        const float row_max = max_scaled[m][half];
-#endif
-        return max_scaled[m][half] == NO_KEY ? -infinity() : row_max * LN2;
+        return max_scaled[m][half] == NO_KEY ? -infinity() : largest(2 * m + half, max_scaled[m][half]) * LN2;
     }
 
     // 1 / l, and 0 for a row that saw no key.
@@ -118,14 +106,9 @@ __device__ void multiply(float (&scores)[M_TILES][N_TILES][4], float factor) {
             for (int i = 0; i < 4; ++i) scores[m][n][i] *= factor;
 }
 
-// P of a warp's rows and 16 keys as A fragments, rounded to 16 bits.
+// P of a warp's rows and 16 keys as A fragments.
 template <typename T, int M_TILES>
-struct Weights {
-    uint32_t rounded[M_TILES][4];
-#if P_FLOAT32
-    uint32_t rest[M_TILES][4];   // what the rounding left
-#endif
-
+struct Weights : Rounded<T, M_TILES> {
     // Of the keys from column 16 k of the tile on.
     template <int N_TILES>
     __device__ __forceinline__ Weights(OnlineSoftmax<M_TILES>& softmax, const float (&scores)[M_TILES][N_TILES][4],
@@ -139,14 +122,8 @@ struct Weights {
                 for (int i = 0; i < 4; ++i)
                     weight[i] = softmax.weight(m, half, scores[m][2 * k + i / 2][2 * half + i % 2]);
 #pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    const uint32_t pair = cvt_rn_x2<T>(weight[2 * side], weight[2 * side + 1]);
-                    rounded[m][half + 2 * side] = pair;
-#if P_FLOAT32
-                    rest[m][half + 2 * side] = cvt_rn_x2<T>(weight[2 * side] - Element<T>::load(uint16_t(pair)),
-                                                            weight[2 * side + 1] - Element<T>::load(uint16_t(pair >> 16)));
-#endif
-                }
+                for (int side = 0; side < 2; ++side)
+                    this->set(m, half + 2 * side, weight[2 * side], weight[2 * side + 1]);
             }
     }
 
@@ -156,23 +133,8 @@ struct Weights {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-            for (int part = 0; part < 4; ++part) {
-                const uint32_t kept =
-                    dropout.kept_keys(row + m * MMA_M + part % 2 * 8, column + part / 2 * MMA_N);
-                rounded[m][part] &= kept;
-#if P_FLOAT32
-                rest[m][part] &= kept;
-#endif
-            }
-#endif
-    }
-
-    // acc += P V, for 16 rows of a tile of values.
-    template <int DIM_TILES>
-    __device__ __forceinline__ void multiply(float (&acc)[M_TILES][DIM_TILES][4], FragmentAddress values) const {
-        mma_ab<T>(acc, rounded, values);
-#if P_FLOAT32
-        mma_ab<T>(acc, rest, values);
+            for (int part = 0; part < 4; ++part)
+                this->keep(m, part, dropout.kept_keys(row + m * MMA_M + part % 2 * 8, column + part / 2 * MMA_N));
 #endif
     }
 };
