@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cupyflash import _variant
+from cupyflash import _numerics, _variant
 from cupyflash._config import (
     KIB,
     LINE_BYTES,
@@ -206,6 +206,7 @@ def _defines(problem: Problem, tile: BackwardTile) -> dict[str, int | str]:
         "NUM_WARPS": tile.num_warps,
         "NUM_STAGES": tile.num_stages,
         **_variant.defines(problem),
+        **_numerics.defines(problem.numerics, backward=True),
     }
 
 
@@ -224,6 +225,7 @@ def _fma_defines(problem: Problem, tile: Tile) -> dict[str, int | str]:
         "BLOCK_N": tile.block_n,
         "NUM_WARPS": tile.num_warps,
         **_variant.defines(problem),
+        **_numerics.defines(problem.numerics, backward=True),
     }
 
 

@@ -87,8 +87,12 @@ def _checked_tile(tile: Any) -> tuple[int, int]:
 PLAIN = Numerics()
 
 
-def defines(numerics: Numerics) -> dict[str, int | str]:
-    """Constants of numerics.cuh that are not their defaults; the tile's are the kernel's own."""
+def defines(numerics: Numerics, *, backward: bool = False) -> dict[str, int | str]:
+    """Constants of numerics.cuh that are not their defaults; the tile's are the kernel's own.
+
+    >>> defines(Numerics(exp="poly3", rescale_threshold=8), backward=True)
+    {'EXP_DEGREE': 3}
+    """
     constants: dict[str, int | str] = {}
     if numerics.exp == "accurate":
         constants["EXP_ACCURATE"] = 1
@@ -96,7 +100,7 @@ def defines(numerics: Numerics) -> dict[str, int | str]:
         constants["EXP_DEGREE"] = int(numerics.exp.removeprefix("poly"))
     if numerics.p_dtype == "float32":
         constants["P_FLOAT32"] = 1
-    if numerics.rescale_threshold:
+    if numerics.rescale_threshold and not backward:
         constants["RESCALE_THRESHOLD"] = int(numerics.rescale_threshold)
     if numerics.accumulate is not None:
         constants["TWO_LEVEL"] = int(numerics.accumulate == "two-level")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyflash import _variant
+from cupyflash import _numerics, _variant
 from cupyflash._config import (
     LINE_BYTES,
     THREADS_PER_BLOCK,
@@ -80,6 +80,7 @@ def flash_bwd_dbias(problem: Problem, arch: str, dtype: np.dtype, sums: Sums, nu
             "SUM_QUERIES": int(sums.queries),
             "SUM_KEYS": int(sums.keys),
             **_variant.defines(problem),
+            **_numerics.defines(problem.numerics, backward=True),
         },
         grid=grid_of(
             (1 if sums.queries else ceil_div(problem.seqlen_q, tile.block_m))

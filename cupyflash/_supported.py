@@ -41,6 +41,7 @@ BACKWARD = frozenset(
         "split_size",
         "score_mod",
         "mask_mod",
+        "numerics",
     }
 )
 BACKWARD_HALF = BACKWARD | {"cu_seqlens"}

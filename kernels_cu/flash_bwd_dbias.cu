@@ -21,6 +21,7 @@ using Compute = float;
 #include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"
+#include "numerics.cuh"
 #include "weight.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;

@@ -23,6 +23,8 @@ using Compute = float;
 #include "mask.cuh"
 #include "block_range.cuh"
 #include "nonfinite.cuh"
+#include "numerics.cuh"
+#include "rounded.cuh"
 #include "weight.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
@@ -182,34 +184,37 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
             }
 
             // dV += P^T dO, dK += dS^T Q, 16 queries at a time
+            accumulate(dvalue, dkey, [&](auto& dvalue, auto& dkey) {
 #pragma unroll
-            for (int k = 0; k < BLOCK_M / MMA_K; ++k) {
-                uint32_t weight[M_TILES][4], dscore[M_TILES][4];
+                for (int k = 0; k < BLOCK_M / MMA_K; ++k) {
+                    Rounded<ELEMENT, M_TILES> weight, dscore;
 #pragma unroll
-                for (int n = 2 * k; n < 2 * k + 2; ++n) {
-                    const int column = n * MMA_N + lane % 4 * 2;
-                    const float2 lse_log2 = ld_shared_v2(lse_base + stage + column * 4);
-                    const float2 delta = ld_shared_v2(delta_base + stage + column * 4);
+                    for (int n = 2 * k; n < 2 * k + 2; ++n) {
+                        const int column = n * MMA_N + lane % 4 * 2;
+                        const float2 lse_log2 = ld_shared_v2(lse_base + stage + column * 4);
+                        const float2 delta = ld_shared_v2(delta_base + stage + column * 4);
 #pragma unroll
-                    for (int m = 0; m < M_TILES; ++m)
+                        for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                        for (int half = 0; half < 2; ++half) {
+                            for (int half = 0; half < 2; ++half) {
+                                const int part = n % 2 * 2 + half;
 #if DROPOUT
-                            const uint32_t kept = dropout.kept_queries(
-                                tile * BLOCK_M + column, first_key + warp_row + m * MMA_M + half * 8 + lane / 4);
-                            dropout.scale(dweights[m][n] + 2 * half, kept);
+                                const uint32_t kept = dropout.kept_queries(
+                                    tile * BLOCK_M + column, first_key + warp_row + m * MMA_M + half * 8 + lane / 4);
+                                dropout.scale(dweights[m][n] + 2 * half, kept);
 #endif
-                            const WeightPair pair = weight_pair(m, n, half, lse_log2, delta);
-                            weight[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.weight.x, pair.weight.y);
+                                const WeightPair pair = weight_pair(m, n, half, lse_log2, delta);
+                                weight.set(m, part, pair.weight);
 #if DROPOUT
-                            weight[m][n % 2 * 2 + half] &= kept;
+                                weight.keep(m, part, kept);
 #endif
-                            dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
-                        }
+                                dscore.set(m, part, pair.dscore);
+                            }
+                    }
+                    if (WITH_DVALUE) weight.multiply(dvalue, dout_row + stage + k * MMA_K * DoutTile::ROW_BYTES);
+                    if (WITH_DKEY) dscore.multiply(dkey, query_row + stage + k * MMA_K * QueryTile::ROW_BYTES);
                 }
-                if (WITH_DVALUE) mma_ab<ELEMENT>(dvalue, weight, dout_row + stage + k * MMA_K * DoutTile::ROW_BYTES);
-                if (WITH_DKEY) mma_ab<ELEMENT>(dkey, dscore, query_row + stage + k * MMA_K * QueryTile::ROW_BYTES);
-            }
+            });
             if (NUM_STAGES == 2) {
                 stage = STAGE_BYTES - stage;
             } else if (queries_left > 0) {

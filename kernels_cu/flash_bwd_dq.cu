@@ -22,6 +22,8 @@ using Compute = float;
 #include "mask.cuh"
 #include "block_range.cuh"
 #include "nonfinite.cuh"
+#include "numerics.cuh"
+#include "rounded.cuh"
 #include "weight.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
@@ -184,31 +186,33 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
             }
 
             // dQ += dS K, 16 keys at a time
+            accumulate(dquery, [&](auto& dquery) {
 #pragma unroll
-            for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
-                uint32_t dscore[M_TILES][4];
+                for (int k = 0; k < BLOCK_N / MMA_K; ++k) {
+                    Rounded<ELEMENT, M_TILES> dscore;
 #pragma unroll
-                for (int n = 2 * k; n < 2 * k + 2; ++n)
+                    for (int n = 2 * k; n < 2 * k + 2; ++n)
 #pragma unroll
-                    for (int m = 0; m < M_TILES; ++m)
+                        for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            const int query = first_query + warp_row + m * MMA_M + half * 8 + lane / 4;
-                            const int key = tile * BLOCK_N + n * MMA_N + lane % 4 * 2;
+                            for (int half = 0; half < 2; ++half) {
+                                const int query = first_query + warp_row + m * MMA_M + half * 8 + lane / 4;
+                                const int key = tile * BLOCK_N + n * MMA_N + lane % 4 * 2;
 #if DROPOUT
-                            dropout.scale(dweights[m][n] + 2 * half, dropout.kept_keys(query, key));
+                                dropout.scale(dweights[m][n] + 2 * half, dropout.kept_keys(query, key));
 #endif
-                            const WeightPair pair = weight_pair(m, n, half);
+                                const WeightPair pair = weight_pair(m, n, half);
 #if WITH_DSLOPE
-                            dslope[m][half] = __fmaf_rn(-pair.dfinal.x, score_function.distance(query, key),
-                                                        dslope[m][half]);
-                            dslope[m][half] = __fmaf_rn(-pair.dfinal.y, score_function.distance(query, key + 1),
-                                                        dslope[m][half]);
+                                dslope[m][half] = __fmaf_rn(-pair.dfinal.x, score_function.distance(query, key),
+                                                            dslope[m][half]);
+                                dslope[m][half] = __fmaf_rn(-pair.dfinal.y, score_function.distance(query, key + 1),
+                                                            dslope[m][half]);
 #endif
-                            dscore[m][n % 2 * 2 + half] = cvt_rn_x2<ELEMENT>(pair.dscore.x, pair.dscore.y);
-                        }
-                mma_ab<ELEMENT>(dquery, dscore, key_row + stage + k * MMA_K * KeyTile::ROW_BYTES);
-            }
+                                dscore.set(m, n % 2 * 2 + half, pair.dscore);
+                            }
+                    dscore.multiply(dquery, key_row + stage + k * MMA_K * KeyTile::ROW_BYTES);
+                }
+            });
             if (NUM_STAGES == 2) {
                 stage = STAGE_BYTES - stage;
             } else if (next_tile < tiles.end) {

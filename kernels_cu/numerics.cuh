@@ -124,3 +124,9 @@ __device__ __forceinline__ void accumulate(Accumulator& total, Products products
         products(total);
     }
 }
+
+// To two accumulators at once.
+template <typename First, typename Second, typename Products>
+__device__ __forceinline__ void accumulate(First& first, Second& second, Products products) {
+    accumulate(first, [&](First& first) { accumulate(second, [&](Second& second) { products(first, second); }); });
+}

@@ -6,13 +6,13 @@ struct Rounded {
     uint32_t rest[M_TILES][4];   // what the rounding left
 #endif
 
-    // The two neighbours that register `part` of tile m holds.
-    __device__ __forceinline__ void set(int m, int part, float low, float high) {
-        const uint32_t pair = cvt_rn_x2<T>(low, high);
+    // Two neighbours, which register `part` of tile m holds.
+    __device__ __forceinline__ void set(int m, int part, float2 x) {
+        const uint32_t pair = cvt_rn_x2<T>(x.x, x.y);
         pairs[m][part] = pair;
 #if P_FLOAT32
         rest[m][part] =
-            cvt_rn_x2<T>(low - Element<T>::load(uint16_t(pair)), high - Element<T>::load(uint16_t(pair >> 16)));
+            cvt_rn_x2<T>(x.x - Element<T>::load(uint16_t(pair)), x.y - Element<T>::load(uint16_t(pair >> 16)));
 #endif
     }
 

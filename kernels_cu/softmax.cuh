@@ -123,7 +123,7 @@ struct Weights : Rounded<T, M_TILES> {
                     weight[i] = softmax.weight(m, half, scores[m][2 * k + i / 2][2 * half + i % 2]);
 #pragma unroll
                 for (int side = 0; side < 2; ++side)
-                    this->set(m, half + 2 * side, weight[2 * side], weight[2 * side + 1]);
+                    this->set(m, half + 2 * side, {weight[2 * side], weight[2 * side + 1]});
             }
     }
 

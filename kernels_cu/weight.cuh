@@ -12,7 +12,7 @@ __device__ __forceinline__ Dual final_score(const ScoreFunction& function, const
 // No weight is more than 1: where all scores of a row are huge, the rounding of lse alone could make it so.
 __device__ __forceinline__ float weight_of(float score_log2, float lse_log2) {
     const float exponent = score_log2 - lse_log2;
-    return ex2_approx(exponent > 0.0f ? 0.0f : exponent);   // a NaN stays
+    return exponential(exponent > 0.0f ? 0.0f : exponent);   // a NaN stays
 }
 
 struct WeightPair {
@@ -24,8 +24,8 @@ struct WeightPair {
     // no NaN of a masked pair survives.
     __device__ __forceinline__ WeightPair(const float* score, const float* dweight, float scale_log2, float2 lse_log2,
                                           float2 delta, bool visible_x, bool visible_y) {
-        weight = {ex2_approx(__fmaf_rn(score[0], scale_log2, -lse_log2.x)),
-                  ex2_approx(__fmaf_rn(score[1], scale_log2, -lse_log2.y))};
+        weight = {exponential(__fmaf_rn(score[0], scale_log2, -lse_log2.x)),
+                  exponential(__fmaf_rn(score[1], scale_log2, -lse_log2.y))};
         dscore = {weight.x * (dweight[0] - delta.x), weight.y * (dweight[1] - delta.y)};
         if (!visible_x) weight.x = dscore.x = 0.0f;
         if (!visible_y) weight.y = dscore.y = 0.0f;
