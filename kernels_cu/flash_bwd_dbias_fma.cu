@@ -19,6 +19,7 @@ using Compute = ELEMENT;
 #include "dropout.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
+#include "numerics.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;

@@ -1,10 +1,9 @@
 // Gradients of keys and values in float32 or float64 throughout: dV = P^T dO, dK = scale dS^T Q.
 //
 // The algorithm of flash_bwd_dkdv.cu with the register tiles of fma.cuh. Q, dO and Q again take turns in
-// one buffer, P^T and dS^T in another. Each tile's products start from zero (two-level sums). Constants: ELEMENT (float
-// or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N,
-// NUM_WARPS, BAND_RIGHT, those of variant.cuh, and WITH_DKEY, WITH_DVALUE: one gradient at a time where both do not
-// fit the registers.
+// one buffer, P^T and dS^T in another. Constants: ELEMENT (float or double), HEAD_DIM, HEAD_DIM_V (whole
+// 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, those of variant.cuh and
+// numerics.cuh, and WITH_DKEY, WITH_DVALUE: one gradient at a time where both do not fit the registers.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -21,6 +20,7 @@ using Compute = ELEMENT;
 #include "dropout.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
+#include "numerics.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = BLOCK_N, TILE_COLUMNS = BLOCK_M;   // here the keys are the rows
@@ -200,9 +200,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                     remove_nonfinite<NUM_THREADS>(dout_tile, thread);
                     __syncthreads();   // they are gone
                 }
-                Accumulator<DoutTile> tile_dvalue = {};
-                multiply<WeightTile>(tile_dvalue, weight_address, dout_columns);
-                add<DoutTile>(dvalue, tile_dvalue);
+                accumulate(dvalue, [&](auto& sum) { multiply<WeightTile>(sum, weight_address, dout_columns); });
             }
             if (WITH_DKEY) {   // dK += dS^T Q
                 __syncthreads();   // every warp is done with the dout tile, and with its weights
@@ -219,9 +217,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
                     remove_nonfinite<NUM_THREADS>(query_tile, thread);
                     __syncthreads();   // they are gone
                 }
-                Accumulator<QueryTile> tile_dkey = {};
-                multiply<WeightTile>(tile_dkey, weight_address, query_columns);
-                add<QueryTile>(dkey, tile_dkey);
+                accumulate(dkey, [&](auto& sum) { multiply<WeightTile>(sum, weight_address, query_columns); });
             }
         }
         cp_async_wait_group<0>();   // of keys and values that no query of this batch sees

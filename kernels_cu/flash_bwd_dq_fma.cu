@@ -1,9 +1,9 @@
 // Gradient of queries in float32 or float64 throughout: dQ = scale dS K.
 //
 // The algorithm of flash_bwd_dq.cu with the register tiles of fma.cuh. V and K take turns in one buffer: dP
-// needs V, and then S and dQ need K. Each tile's dS K starts from zero (two-level sums). Constants:
-// ELEMENT (float or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M,
-// BLOCK_N, NUM_WARPS, BAND_RIGHT, and those of variant.cuh.
+// needs V, and then S and dQ need K. Constants: ELEMENT (float or double),
+// HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT,
+// and those of variant.cuh and numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
@@ -20,6 +20,7 @@ using Compute = ELEMENT;
 #include "dropout.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
+#include "numerics.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = BLOCK_M, TILE_COLUMNS = BLOCK_N;
@@ -177,9 +178,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
                 remove_nonfinite<NUM_THREADS>(key_tile, thread);
                 __syncthreads();   // they are gone
             }
-            Accumulator<KeyTile> tile_dquery = {};
-            multiply<DscoreTile>(tile_dquery, dscore_address, columns);
-            add<KeyTile>(dquery, tile_dquery);
+            accumulate(dquery, [&](auto& sum) { multiply<DscoreTile>(sum, dscore_address, columns); });
         }
         cp_async_wait_group<0>();
         __syncthreads();   // every warp is done with the queries and dout, and no copy is under way

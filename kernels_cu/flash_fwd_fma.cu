@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             remove_nonfinite<NUM_THREADS>(value_tile, thread);
             __syncthreads();
         }
-        accumulate_rescaled(acc, alpha, [&](auto& acc) { multiply<WeightTile>(acc, weight_address, columns); });
+        accumulate_rescaled(acc, alpha, [&](auto& sum) { multiply<WeightTile>(sum, weight_address, columns); });
     }
 
     const int64_t first_row = sequence.first_row(params, batch) + first_query;

@@ -173,18 +173,6 @@ __device__ __forceinline__ void multiply(Accumulator<Tile>& acc, uint32_t rows, 
     }
 }
 
-// total += part: what each tile adds is summed from zero first, so that roundings grow with the tile's rows and
-// the number of tiles, not with their product.
-template <typename Tile>
-__device__ __forceinline__ void add(Accumulator<Tile>& total, const Accumulator<Tile>& part) {
-#pragma unroll
-    for (int m = 0; m < THREAD_ROWS; ++m)
-#pragma unroll
-        for (int c = 0; c < Columns<Tile>::COUNT; ++c)
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e) total[m][c][e] += part[m][c][e];
-}
-
 // acc = acc alpha + what `products` adds, for a factor of each row.
 template <int COUNT, typename Products>
 __device__ __forceinline__ void accumulate_rescaled(ELEMENT (&acc)[THREAD_ROWS][COUNT][VECTOR],

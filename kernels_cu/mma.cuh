@@ -101,13 +101,3 @@ __device__ __forceinline__ void for_each_score(float (&scores)[M_TILES][N_TILES]
                       first_column + column);
             }
 }
-
-template <int M_TILES, int N_TILES>
-__device__ __forceinline__ void add(float (&total)[M_TILES][N_TILES][4], const float (&part)[M_TILES][N_TILES][4]) {
-#pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) total[m][n][i] += part[m][n][i];
-}

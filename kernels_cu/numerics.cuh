@@ -113,7 +113,18 @@ struct Largest {
 #endif
 };
 
-// Adds a tile's products to an accumulator: `products` adds them to what it is given.
+// total += part, element by element.
+__device__ __forceinline__ void add(float& total, float part) { total += part; }
+__device__ __forceinline__ void add(double& total, double part) { total += part; }
+
+template <typename T, int N>
+__device__ __forceinline__ void add(T (&total)[N], const T (&part)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) add(total[i], part[i]);
+}
+
+// Adds a tile's products to an accumulator: `products` adds them to what it is given. Where tiles are summed by
+// themselves first, roundings grow with the length of a tile and the number of tiles, not with their product.
 template <typename Accumulator, typename Products>
 __device__ __forceinline__ void accumulate(Accumulator& total, Products products) {
     if constexpr (TILES_APART) {

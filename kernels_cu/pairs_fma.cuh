@@ -11,16 +11,25 @@ __device__ __forceinline__ void for_each_pair(int first_row, int first_column, V
 
 // A bool for each of them: whether it is left after every mask, or after dropout.
 struct PairBits {
-    static_assert(THREAD_ROWS * THREAD_COLUMNS <= 32, "one bit each");
-    uint32_t bits = 0;
+    static constexpr int NUM_WORDS = ceil_div(THREAD_ROWS * THREAD_COLUMNS, 32);
+    static_assert(32 % THREAD_ROWS == 0, "a column's bits share a word");
+    uint32_t words[NUM_WORDS] = {};
 
-    __device__ void add(int m, int n, bool bit) { bits |= uint32_t(bit) << (n * THREAD_ROWS + m); }
+    __device__ void add(int m, int n, bool bit) { words[index(0, n) / 32] |= uint32_t(bit) << index(m, n) % 32; }
 
-    __device__ bool operator()(int m, int n) const { return bits >> (n * THREAD_ROWS + m) & 1; }
+    __device__ bool operator()(int m, int n) const { return words[index(0, n) / 32] >> index(m, n) % 32 & 1; }
 
     // Bit m: that of row m at this column of the tile, which another lane may hold.
     __device__ uint32_t column(int tile_column, int lane) const {
         const int holder = lane / ROW_LANES * ROW_LANES + tile_column % ROW_LANES;
-        return __shfl_sync(FULL_WARP, bits, holder) >> tile_column / ROW_LANES * THREAD_ROWS;
+        const int first = index(0, tile_column / ROW_LANES);
+        uint32_t word = words[0];
+#pragma unroll
+        for (int w = 1; w < NUM_WORDS; ++w)
+            if (first / 32 == w) word = words[w];
+        return __shfl_sync(FULL_WARP, word, holder) >> first % 32;
     }
+
+private:
+    static __device__ constexpr int index(int m, int n) { return n * THREAD_ROWS + m; }
 };

@@ -4,13 +4,13 @@
 __device__ __forceinline__ ELEMENT weight_shift(ELEMENT lse) { return lse == -infinity() ? ELEMENT(infinity()) : lse; }
 
 __device__ __forceinline__ ELEMENT weight_of(ELEMENT score, ELEMENT scale, ELEMENT shift) {
-    return exp(fma(score, scale, -shift));
+    return natural_exponential(fma(score, scale, -shift));
 }
 
 // No weight is more than 1: where all scores of a row are huge, the rounding of lse alone could make it so.
 __device__ __forceinline__ ELEMENT weight_of(ELEMENT final_score, ELEMENT shift) {
     const ELEMENT exponent = final_score - shift;
-    return exp(exponent > ELEMENT(0) ? ELEMENT(0) : exponent);   // a NaN stays
+    return natural_exponential(exponent > ELEMENT(0) ? ELEMENT(0) : exponent);   // a NaN stays
 }
 
 // The final score of query i and key j, -inf where they are no pair.
