@@ -1,5 +1,6 @@
 """All kernels under the simulator's sanitizer: nothing is found in any variant, and missing barriers are."""
 
+import itertools
 from dataclasses import dataclass
 from unittest import mock
 
@@ -11,6 +12,7 @@ import kernels_cu
 from cupyflash import _launch, naive, ptxsim
 from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
+from cupyflash.testing import Lengths, Operand, Variants
 from tests.mutants.generate import planted
 
 CAUSAL = {"causal": True, "align": "bottom-right"}
@@ -34,7 +36,7 @@ class Variant:
     def __str__(self):
         f = self.problem.forward
         words = [f.dtype, f"{f.seqlen_q}x{f.seqlen_k}x{f.head_dim}x{f.head_dim_v}", self.arch]
-        words += [f.align] * f.causal + ["nonfinite"] * self.nonfinite
+        words += [f.align] * f.causal + list(f.variants.names) + ["nonfinite"] * self.nonfinite
         words += [self.schedule] * (self.schedule != "lockstep") + [self.method] * (self.method != "tiled")
         return "-".join(words)
 
@@ -50,7 +52,8 @@ class Variant:
         out = None if problem.views[3] == "plain" else problem.empty_out()
         options = problem.options
         with ptxsim.settings(arch=self.arch, schedule=self.schedule):
-            out, lse = module.attention(q, k, v, out=out, return_lse=True, **options)
+            more = {"return_max": True} if problem.variants.names else {}
+            out, lse, *_ = module.attention(q, k, v, out=out, return_lse=True, **more, **options)
             module.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
 
 
@@ -61,6 +64,20 @@ def variant(dtype, seqlen_q, seqlen_k, head_dim, head_dim_v, arch="sm_80", *, le
     return Variant(BackwardProblem(problem, with_dlse=True), arch, **own)
 
 
+BOTH_LENGTHS = {"seqlens_q": Lengths("random"), "seqlens_k": Lengths("random")}
+SINK, SLOPES = Operand("normal", "heads", "float32"), Operand("normal", "heads", "float32")
+RIGHT = {"align": "bottom-right"}
+#: Options, in sets of those that do not hide each other.
+OPTIONS = {
+    "band": ({**RIGHT}, Variants(window_size=(70, 20), alibi_slopes=SLOPES, attn_sink=SINK)),
+    "pairs": ({}, Variants(softcap=1.5, mask=Operand("random"), bias=Operand("normal", "pairs"), dropout_p=0.3)),
+    "lengths": ({**CAUSAL}, Variants(**BOTH_LENGTHS, window_size=(40, 0), attn_sink=SINK)),
+    "expressions": ({}, Variants(score_mod="relative bias", mask_mod="documents", seqlens_k=Lengths("random"))),
+    "parts": ({**RIGHT}, Variants(split_size=128, window_size=(100, 5), attn_sink=SINK, seqlens_q=Lengths("some 0"))),
+    "one bias": ({}, Variants(bias=Operand("normal", "number"), seqlens_q=Lengths("random"))),
+    "bias of keys": ({**CAUSAL}, Variants(bias=Operand("some -inf", "keys"), dropout_p=0.3)),
+    "bias of queries": ({}, Variants(bias=Operand("normal", "queries", "float64"), mask=Operand("empty rows"))),
+}
 #: More than one tile in both directions and two blocks of each kernel, but where lengths are the point.
 VARIANTS = [
     variant("float16", 150, 270, 64, 64),
@@ -96,6 +113,13 @@ VARIANTS = [
     variant("float64", 65, 66, 16, 16, "sm_75", **CAUSAL, leading=((1, 4), (1, 2), (1, 2))),
     variant("float64", 33, 36, 128, 128, "sm_120"),
     variant("float64", 18, 20, 250, 203, **TOP_LEFT),
+    *(
+        variant(dtype, *lengths, 16, 16, arch, **mask, variants=options, nonfinite=True)
+        for (mask, options), archs in zip(
+            OPTIONS.values(), itertools.cycle([("sm_80", "sm_75"), ("sm_90", "sm_80")]), strict=False
+        )
+        for dtype, lengths, arch in zip(("float16", "float32"), ((130, 140), (20, 70)), archs, strict=True)
+    ),
     *(
         variant(dtype, 20, 33, 16, 8, arch, **mask, method="standard", views=views, leading=leading)
         for dtype, arch, mask, views, leading in [

@@ -3,10 +3,20 @@
 import itertools
 from collections.abc import Callable, Mapping
 
-from tests.mutants import backward_cases, fma_backward_cases, fma_cases, forward_cases, naive_cases
+from tests.mutants import (
+    backward_cases,
+    fma_backward_cases,
+    fma_cases,
+    forward_cases,
+    naive_cases,
+    variant_backward_cases,
+    variant_cases,
+)
 from tests.mutants.case import Case
 
 FAMILIES = (
+    variant_cases.CASES,
+    variant_backward_cases.CASES,
     forward_cases.CASES,
     backward_cases.CASES,
     fma_cases.CASES,

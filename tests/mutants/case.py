@@ -28,7 +28,7 @@ class Case:
 
     def sources(self) -> tuple[str, ...]:
         """What its kernels are compiled from, as the files are now."""
-        return tuple(_source.render(file, dict(defines)) for file, defines in launched(self))
+        return tuple(_rendered(kernel) for kernel in launched(self))
 
     def ptx(self, sources: tuple[str, ...]) -> tuple[str, ...]:
         """Digests of what such sources compile to, without what debuggers read."""
@@ -36,12 +36,13 @@ class Case:
 
 
 @functools.cache
-def launched(case: Case) -> tuple[tuple[str, tuple], ...]:
-    """Files and constants of the kernels that the call launches, none of which is run."""
+def launched(case: Case) -> tuple[tuple[str, tuple, Any], ...]:
+    """Files, constants and expressions of the kernels that the call launches, none of which is run."""
     found = {}
 
     def note(_, launch):
-        found[launch.config.file, tuple(launch.config.defines.items())] = None
+        config = launch.config
+        found[config.file, tuple(config.defines.items()), config.user_functions] = None
 
     with mock.patch.object(_launch.Simulator, "launch", note):
         case.call()
@@ -55,8 +56,13 @@ def _digest(source: str, arch: str) -> str:
 
 def text_of(case: Case, file: str) -> str:
     """PTX of the case's kernel in ``file``."""
-    ((file, defines),) = (kernel for kernel in launched(case) if kernel[0] == file)
-    return _ptx(_source.render(file, dict(defines)), case.arch)
+    (kernel,) = (kernel for kernel in launched(case) if kernel[0] == file)
+    return _ptx(_rendered(kernel), case.arch)
+
+
+def _rendered(kernel: tuple[str, tuple, Any]) -> str:
+    file, defines, user_functions = kernel
+    return _source.render(file, dict(defines), user_functions)
 
 
 def _ptx(source: str, arch: str) -> str:

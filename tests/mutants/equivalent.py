@@ -30,7 +30,7 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
         ("flash_bwd_dq.cu", ";   // every warp has seen the keys"),
     ],
     "The four lanes that share a row hold the same lse.": [
-        ("flash_fwd.cu", "if (params.lse && lane % 4 == 1 && row < num_queries)"),
+        ("flash_fwd.cu", "if (params.lse && lane % 4 == 1 && row < num_rows)"),
     ],
     "Lanes 2 and 3, and 0 and 1, hold the same after the exchange before.": [
         ("softmax.cuh", "tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 3));"),
@@ -43,17 +43,18 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "One key seen by all is not a whole tile of them.": [
         (
             "block_range.cuh",
-            "const int seen_by_all = max(last_visible_key(first_query, seqlen_k, causal_shift) + 1, 1);",
+            "const int seen_by_all = "
+            "max(last_visible_key(first_query, sequence.seqlen_k, sequence.band_right) + 1, 1);",
         ),
     ],
     "A tile starts at a multiple of BLOCK_M, so that the sum is below 2**31 for every query that exists.": [
         (
             "flash_fwd.cu",
-            "int(first_query) + warp_row, tile * BLOCK_N, params.seqlen_k, params.causal_shift, lane);",
+            "const TileMask<M_TILES> mask(int(first_query) + warp_row, tile * BLOCK_N, sequence, lane);",
         ),
         (
             "mask.cuh",
-            "__device__ TileMask(int first_query, int first_key, int seqlen_k, int causal_shift, int lane) {",
+            "__device__ TileMask(int first_query, int first_key, const Sequence& sequence, int lane) {",
         ),
     ],
     "The compiler computes the same addresses in another way, with more registers.": [
@@ -80,10 +81,7 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
         ("strided_copy.cu", "const int64_t index = int(blockIdx.x) * blockDim.x + threadIdx.x;"),
         ("strided_copy.cu", "const int line = index / params.columns;"),
         ("strided_copy.cu", "if (line >= int(params.num_batches) * params.rows) return;"),
-        (
-            "flash_fwd.cu",
-            "params.lse[int(batch) * params.seqlen_q + first_query + row] = softmax.log_sum_exp(m, half);",
-        ),
+        ("sequence.cuh", "int64_t row = int(batch) * params.seqlen_q;"),
     ],
 }
 

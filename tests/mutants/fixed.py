@@ -27,7 +27,7 @@ FORWARD = [
     Fault(
         "accumulators keep the scale of the last maximum",
         "softmax.cuh",
-        "alpha[m][half] = ex2_approx(old_max - max_scaled[m][half]);",
+        "alpha[m][half] = exponential(old_max - new_max);",
         "alpha[m][half] = 1.0f;",
     ),
     Fault("the sum is not rescaled", "flash_fwd.cu", "softmax.row_sum[m][half] *= alpha[m][half];", ""),
@@ -50,14 +50,20 @@ FORWARD = [
         "row_sum[m][half] += __shfl_xor_sync(FULL_WARP, row_sum[m][half], 1);",
         "",
     ),
-    Fault("a minimum instead of the maximum", "softmax.cuh", "fmaxf(old_max,", "fminf(old_max,"),
+    Fault("a minimum instead of the maximum", "softmax.cuh", "fmaxf(old_max, tile_max", "fminf(old_max, tile_max"),
     Fault("lse in base 2", "softmax.cuh", "+ lg2_approx(row_sum[m][half])) * LN2", "+ lg2_approx(row_sum[m][half]))"),
     Fault("a row without keys divides by 0", "softmax.cuh", "== NO_KEY ? 0.0f :", "== 1.0f ? 0.0f :"),
     Fault(
-        "weights of one row in the place of another's", "softmax.cuh", "fragment[half + 2] =", "fragment[3 - half] ="
+        "weights of one row in the place of another's",
+        "softmax.cuh",
+        "rounded[m][half + 2 * side] =",
+        "rounded[m][(half ^ side) + 2 * side] =",
     ),
     Fault(
-        "weights in swapped order", "softmax.cuh", "<Element>(weight[0], weight[1])", "<Element>(weight[1], weight[0])"
+        "weights in swapped order",
+        "softmax.cuh",
+        "cvt_rn_x2<T>(weight[2 * side], weight[2 * side + 1]);",
+        "cvt_rn_x2<T>(weight[2 * side + 1], weight[2 * side]);",
     ),
     Fault("weights and results are truncated", "ptx.cuh", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),
     Fault("bfloat16 is truncated", "ptx.cuh", "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32"),
@@ -68,10 +74,18 @@ FORWARD = [
         "ldmatrix.sync.aligned.m8n8.x4.shared",
     ),
     Fault("rows that do not exist are read", "ptx.cuh", "[%0], [%1], 16, ignore_src;", "[%0], [%1], 16;"),
-    Fault("the causal mask hides the diagonal", "mask.cuh", "column <= limit", "column < limit"),
+    Fault(
+        "the causal mask hides the diagonal",
+        "mask.cuh",
+        "return column <= last[m][half]",
+        "return column < last[m][half]",
+    ),
     Fault("masked scores are 0", "mask.cuh", "scores[m][n][i] = -infinity();", "scores[m][n][i] = 0.0f;"),
     Fault(
-        "the mask is one query late", "mask.cuh", "half * 8 + lane / 4, seqlen_k", "half * 8 + lane / 4 + 1, seqlen_k"
+        "the mask is one query late",
+        "mask.cuh",
+        "const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4;",
+        "const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4 + 1;",
     ),
     Fault("the last key is dropped", "visible.cuh", "return seqlen_k - 1;", "return seqlen_k - 2;"),
     Fault(
@@ -146,7 +160,12 @@ FORWARD = [
 ]
 
 BACKWARD = [
-    Fault("delta is dropped", "weight.cuh", "weight.x * (dweight[0] - delta.x)", "weight.x * dweight[0]"),
+    Fault(
+        "delta is dropped",
+        "weight.cuh",
+        "dscore = {weight.x * (dweight[0] - delta.x)",
+        "dscore = {weight.x * dweight[0]",
+    ),
     Fault("a query's lse is its neighbour's", "weight.cuh", "-lse_log2.x)", "-lse_log2.y)"),
     Fault("dlse of the wrong sign", "flash_bwd_delta.cu", "delta - params.dlse[query]", "delta + params.dlse[query]"),
     Fault("two lanes are left out of delta", "flash_bwd_delta.cu", "lanes > 0;", "lanes > 1;"),
@@ -169,18 +188,23 @@ BACKWARD = [
         "mma_ab<ELEMENT>(dkey, dscore, query_row +",
         "mma_ab<ELEMENT>(dkey, dscore, query_column +",
     ),
-    Fault("the diagonal has no gradient", "mask.cuh", "column >= limit[m][half]", "column > limit[m][half]"),
+    Fault(
+        "the diagonal has no gradient",
+        "mask.cuh",
+        "|| column >= first[m][half]) && (!BAND_LEFT || column <= last",
+        "|| column > first[m][half]) && (!BAND_LEFT || column <= last",
+    ),
     Fault(
         "the first query tile is left out",
         "block_range.cuh",
-        "min(sees_first / BLOCK_M, int64_t(end))",
-        "min((sees_first + BLOCK_M - 1) / BLOCK_M, int64_t(end))",
+        "min(sees_first / BLOCK_M, int64_t(num_tiles))",
+        "min((sees_first + BLOCK_M - 1) / BLOCK_M, int64_t(num_tiles))",
     ),
     Fault(
         "query tiles that see nothing are visited",
         "block_range.cuh",
-        "return {begin, interior, end};",
-        "return {0, interior, end};",
+        "tiles.begin = int(min(sees_first / BLOCK_M, int64_t(num_tiles)));",
+        "",
     ),
     Fault(
         "a summed dimension takes the strides of the others",
@@ -218,7 +242,7 @@ BACKWARD = [
     Fault(
         "infinite dout does not reach the keys that it sees",
         "flash_bwd_dkdv.cu",
-        "if (WITH_DVALUE) spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, mask, lane);",
+        "spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, seen, lane);",
         "",
     ),
 ]
@@ -267,7 +291,7 @@ FMA = [
         "__hiloint2double(bits.y, bits.x)",
         "__hiloint2double(bits.x, bits.y)",
     ),
-    Fault("keys that do not exist have weight", "mask_fma.cuh", " && column < num_keys", ""),
+    Fault("keys that do not exist have weight", "mask_fma.cuh", "column < num_keys", "true"),
     Fault(
         "every row of a thread has the first one's mask",
         "mask_fma.cuh",
@@ -275,7 +299,10 @@ FMA = [
         "column <= diagonal",
     ),
     Fault(
-        "one query too few for a key", "mask_fma.cuh", "column - row_step(m) >= first", "column - row_step(m) > first"
+        "one query too few for a key",
+        "mask_fma.cuh",
+        "return column - row_step(m) >= first",
+        "return column - row_step(m) > first",
     ),
     Fault(
         "exp of a gradient's weight is an approximation",
@@ -324,4 +351,136 @@ NAIVE = [
     ),
 ]
 
-FAULTS = [*FORWARD, *BACKWARD, *FMA, *NAIVE]
+VARIANTS = [
+    Fault(
+        "the shift of lengths has the wrong sign",
+        "sequence.cuh",
+        "shift = seqlen_k - seqlen_q;",
+        "shift = seqlen_q - seqlen_k;",
+    ),
+    Fault("a band is not shifted by lengths", "sequence.cuh", "int64_t(band_right) + shift", "int64_t(band_right)"),
+    Fault(
+        "a part's end is its beginning",
+        "sequence.cuh",
+        "int64_t(split_begin) + params.variant.split_size",
+        "int64_t(split_begin)",
+    ),
+    Fault(
+        "a part has one key more",
+        "sequence.cuh",
+        "+ params.variant.split_size));",
+        "+ params.variant.split_size + 1));",
+    ),
+    Fault(
+        "a packed sequence starts with the batch",
+        "sequence.cuh",
+        "first_key = offset_k[0];",
+        "first_key = offset_q[0];",
+    ),
+    Fault("the cap is forgotten", "score.cuh", "score = softcapped(score, cap);", ""),
+    Fault("ALiBi of the wrong sign", "score.cuh", "fma(-slope, distance(i, j)", "fma(slope, distance(i, j)"),
+    Fault("ALiBi without a shift", "score.cuh", "int64_t(i) + shift - j", "int64_t(i) - j"),
+    Fault(
+        "the bias is transposed",
+        "score.cuh",
+        "score.value += Compute(Element<BIAS>::load(bias(i, j)));",
+        "score.value += Compute(Element<BIAS>::load(bias(j, i)));",
+    ),
+    Fault(
+        "a mask keeps what it removes", "score.cuh", "if (!mask(i, j)) return false;", "if (mask(i, j)) return false;"
+    ),
+    Fault("-inf of a bias is a number", "score.cuh", "scaled < -3.4e38f && score != -infinity()", "scaled < -3.4e38f"),
+    Fault(
+        "a large negative score is a mask",
+        "score.cuh",
+        "return scaled < -3.4e38f && score != -infinity() ? -3.4e38f : scaled;",
+        "return scaled;",
+    ),
+    Fault(
+        "heads and batches of dropout are swapped",
+        "dropout.cuh",
+        "{uint32_t(j) >> 2, uint32_t(i), head, batch}",
+        "{uint32_t(j) >> 2, uint32_t(i), batch, head}",
+    ),
+    Fault(
+        "queries and keys of dropout are swapped",
+        "dropout.cuh",
+        "{uint32_t(j) >> 2, uint32_t(i), head, batch}",
+        "{uint32_t(i) >> 2, uint32_t(j), head, batch}",
+    ),
+    Fault(
+        "words of dropout in another order",
+        "dropout.cuh",
+        "const uint2 pair = j & 2 ? uint2{four.z, four.w} : uint2{four.x, four.y};",
+        "const uint2 pair = j & 2 ? uint2{four.x, four.y} : uint2{four.z, four.w};",
+    ),
+    Fault(
+        "what is to be kept is dropped",
+        "dropout.cuh",
+        "kept_bits(pair.x >= drop_below, pair.y >= drop_below)",
+        "kept_bits(pair.x < drop_below, pair.y < drop_below)",
+    ),
+    Fault("nine rounds of Philox", "philox.cuh", "round < 10", "round < 9"),
+    Fault("the key of Philox stays", "philox.cuh", "key0 += 0x9E3779B9u;", ""),
+    Fault(
+        "a sink is added twice",
+        "softmax.cuh",
+        "row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, ex2_approx(",
+        "row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, 2.0f * ex2_approx(",
+    ),
+    Fault(
+        "a sink adds to the sum before it",
+        "softmax.cuh",
+        "__fmaf_rn(row_sum[m][half], factor, ex2_approx(",
+        "__fmaf_rn(row_sum[m][half], 1.0f, ex2_approx(",
+    ),
+    Fault(
+        "queries behind the length keep their results",
+        "flash_fwd.cu",
+        "const bool counts = LENGTHS != 1 || row < num_queries;",
+        "const bool counts = true;",
+    ),
+    Fault(
+        "the first key of a window is left out",
+        "mask.cuh",
+        "return column <= last[m][half] && (!BAND_LEFT || column >= first[m][half]);",
+        "return column <= last[m][half] && (!BAND_LEFT || column > first[m][half]);",
+    ),
+    Fault(
+        "the first tile of a window is left out",
+        "block_range.cuh",
+        "seen_first < sequence.seqlen_k ? seen_first / BLOCK_N : tiles.end;",
+        "seen_first < sequence.seqlen_k ? seen_first / BLOCK_N + 1 : tiles.end;",
+    ),
+    Fault(
+        "a tile that a window's left edge cuts is interior",
+        "block_range.cuh",
+        "min(ceil_div(seen_by_last, BLOCK_N), tiles.end)",
+        "min(seen_by_last / BLOCK_N, tiles.end)",
+    ),
+    Fault(
+        "parts visit the keys before them",
+        "block_range.cuh",
+        "if constexpr (SPLIT) tiles.begin = max(tiles.begin, sequence.split_begin / BLOCK_N);",
+        "",
+    ),
+    Fault(
+        "a left edge is one key further",
+        "visible.cuh",
+        "query + band_left, int64_t(0)",
+        "query + band_left - 1, int64_t(0)",
+    ),
+    Fault("the joined parts take no sink", "flash_combine.cu", "lse_max = fmax(lse_max, sink);", "sink = -infinity();"),
+    Fault(
+        "parts are joined with equal weights", "flash_combine.cu", "total = fma(weight(lse),", "total = fma(Compute(1),"
+    ),
+    Fault(
+        "the last part is left out",
+        "flash_combine.cu",
+        "sum += weight(params.partial_lse[part * params.num_rows + at]);",
+        "if (part + 1 < params.num_parts) sum += weight(params.partial_lse[part * params.num_rows + at]);",
+    ),
+    Fault("a part that saw nothing is joined", "flash_combine.cu", "if (lse == -infinity()) continue;", ""),
+]
+
+FAULTS = [*FORWARD, *BACKWARD, *FMA, *NAIVE, *VARIANTS]
