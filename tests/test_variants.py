@@ -1,8 +1,7 @@
 """Any combination of options, forward: every element of out, lse and max is within its bound of the reference."""
 
-import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cupyflash import testing
@@ -19,10 +18,7 @@ wide_problems = testing.attention_problems(("float32", "float64"), seqlens=testi
 def check(backend, problem, return_max):
     return_max = {"return_max": True} if return_max else {}
     inputs, out, lse, *row_max = poisoned.attention(backend, problem, **return_max)
-    _, bound = testing.assert_attention_within_bound(
-        out, lse, *inputs, row_max=row_max[0] if row_max else None, **problem.options
-    )
-    event("bound finite everywhere" if np.isfinite(bound).all() else "bound infinite somewhere")
+    testing.assert_attention_within_bound(out, lse, *inputs, row_max=row_max[0] if row_max else None, **problem.options)
 
 
 @settings(max_examples=40)

@@ -30,6 +30,7 @@ SCORE_EXPRESSIONS = {
     "relative bias": Expression("score + rel[i - j + S]", _relative),
     "squared": Expression("0.125f * score * score"),
     "half": Expression("score * 0.5f"),
+    "removed": Expression("i % 3 == 0 || (i + j) % 3 == 0 ? -INFINITY : score"),
     "distance": Expression("score - 0.125f * (h + 1) * abs(i - j)"),
 }
 MASK_EXPRESSIONS = {

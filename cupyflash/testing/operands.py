@@ -71,7 +71,8 @@ def bias_family(name, rng, shape, dtype):
         bias = np.where(rng.random(shape) < 0.3, -np.inf, bias)
     elif name == "finite minimum":  # what is used for a mask, but is none
         smallest = np.finfo(np.float32).min if dtype.itemsize > 2 else float(np.finfo(np.float16).min)
-        bias = np.where(rng.random(shape) < 0.3, smallest, bias)
+        whole_rows = rng.random((*shape[:-1], 1)[: len(shape)]) < 0.2
+        bias = np.where(whole_rows | (rng.random(shape) < 0.3), smallest, bias)
     elif name == "large offsets":
         bias = bias + 100 * rng.standard_normal((*shape[:-1], 1)[: len(shape)])
     elif name == "zero":
