@@ -75,7 +75,10 @@ PROBLEMS = [
     Problem("float16", *ONE, 20, 150, variants=Variants(bias=Operand("some -inf", dtype="float32"))),
     Problem("float16", *ONE, 20, 150, variants=Variants(bias=Operand("finite minimum", dtype="float32"))),
     Problem("float16", *ONE, 20, 150, variants=Variants(score_mod="removed")),
-    Problem("float16", (3,), (3,), (3,), 150, 150, variants=Variants(mask=Operand("empty rows"), attn_sink=Operand("large"))),
+    Problem(
+        "float16", (3,), (3,), (3,), 150, 150,
+        variants=Variants(mask=Operand("empty rows"), attn_sink=Operand("large")),
+    ),
     Problem(
         "float16", *HEADS, 10, 300,
         variants=Variants(split_size=128, attn_sink=SINK, seqlens_k=Lengths("random"), dropout_p=0.2),
