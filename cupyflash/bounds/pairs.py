@@ -49,7 +49,8 @@ class Pairs:
         exact_lse = exact_lse[..., None]
         lse_error = np.abs(np.asarray(np.where(forward.has_logits, lse - exact_lse, 0)))
         magnitudes = np.abs(dout) @ np.abs(v).mT
-        overflows = np.where(forward.visible, forward.dropout * magnitudes, 0) >= largest(problem) / 4
+        # dP of a dropped pair is computed, too, and 0 times infinity would be no 0.
+        overflows = np.where(forward.visible, np.maximum(forward.dropout, 1) * magnitudes, 0) >= largest(problem) / 4
         unbounded = nonfinite | forward.may_overflow | ~np.isfinite(lse_error) | overflows.any(axis=-1, keepdims=True)
         return Pairs(
             forward=forward,
