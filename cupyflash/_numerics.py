@@ -17,21 +17,31 @@ RESCALE_THRESHOLDS = (0.0, 8.0)
 class Numerics:
     """Compile-time choices of the kernels, for research; the default is the plain kernel, bit for bit.
 
+    The backward has them as the forward has, except ``rescale_threshold`` and ``tile``, of which it has nothing to
+    choose: its weights come from lse, and its tiles stay. :mod:`cupyflash.bounds` follows all of them. In the simulator
+    ``accumulate`` shows where ``ptxsim.settings`` names a GPU's tensor cores: by default they sum in float32.
+
     Parameters
     ----------
     p_dtype : "input" or "float32"
-        What the weights are rounded to before they meet v: the inputs' dtype, or float32, as the sum of two numbers
-        of the inputs' dtype. For float32 and float64 inputs there is no difference.
+        What the weights, and in the backward dS, are rounded to before they multiply v, dout, k or q: the inputs'
+        dtype, or float32, as the sum of two numbers of the inputs' dtype, at twice these products. float32 and float64
+        inputs are never rounded: there is no difference.
     exp : "ex2.approx", "poly3", "poly5" or "accurate"
-        The exponential: the instruction, a polynomial of degree 3 or 5 in the fraction of the argument, or a value
-        rounded almost correctly.
+        The exponential of weights and rescaling factors: the kernels' own (the instruction for float16 and bfloat16,
+        ``exp`` for float32 and float64); 2^x by a polynomial of degree 3 or 5 in the fraction of x, off by at most
+        8.8e-5 or 8.6e-8 before float32 roundings; or through double precision. What joins parts of split keys, and the
+        gradient of attn_sink, take ``exp`` always.
     rescale_threshold : 0 or 8
-        By how many powers of 2 a row's maximum may grow before what is accumulated is rescaled to it.
+        By how many powers of 2 a row's maximum may grow before what is accumulated is rescaled to it. Weights are then
+        up to 2^8.
     tile : (block_m, block_n), optional
-        Queries and keys of a tile, positive multiples of 8; by default chosen for dtype, head_dim and architecture.
+        Queries and keys of a tile, by default chosen for dtype, head_dim and architecture: for float16 and bfloat16
+        32, 64, 128, 192 or 256 by 16, 32, 64 or 128, for float32 and float64 8, 16, 32, 64 or 128 by the same, as far
+        as shared memory goes.
     accumulate : "one-level" or "two-level", optional
         Add each tile's products to one running sum, or to a sum of their own first, which is then added; by default
-        as the plain kernel does.
+        one-level on tensor cores, and two-level for float32 and float64.
 
     Raises
     ------

@@ -27,7 +27,7 @@ from cupyflash.bounds.forward import weight_error
 from cupyflash.bounds.naive import naive_errors, score_overflows
 from cupyflash.bounds.pairs import Pairs
 from cupyflash.bounds.scores import ScoreErrors, flushed_score, has_function, score_errors
-from cupyflash.bounds.steps import exp_error, product_error, sink_conversion_error
+from cupyflash.bounds.steps import base_2_error, exp_error, product_error, sink_conversion_error
 
 MAX_EXPONENT = 50.0  # an error of the exponent beyond it is no bound at all
 
@@ -60,6 +60,12 @@ def _tensor_core(problem: Problem, pairs: Pairs) -> StepErrors:
     function = _score_errors(problem, pairs, product_error(problem, forward))
 
     exp = max(EXP_ERROR, exp_error(problem, EXP_ERROR))
+    in_two = problem.numerics.p_dtype == "float32"
+
+    def stored(magnitude):
+        """Of P and dS as they are rounded; as sums of two numbers, what the first leaves is rounded or flushed."""
+        rest = rounding_of(problem.dtype, magnitude)
+        return rounding_of(problem.dtype, rest) + np.minimum(rest, FLUSH) if in_two else rest
 
     # log2(e) and the product with it, for the score and for lse; their fused difference; ex2.
     def exponent(size, distance):
@@ -69,7 +75,7 @@ def _tensor_core(problem: Problem, pairs: Pairs) -> StepErrors:
     weights = forward.weights * np.expm1(np.minimum(error, MAX_EXPONENT)) + FLUSH
     return StepErrors(
         weights=weights,
-        stored_weights=weights + rounding_of(problem.dtype, forward.weights + weights),
+        stored_weights=weights + stored(forward.weights + weights),
         dweights=dot_error(head_dim_v) * pairs.dweight_magnitudes
         + np.minimum((head_dim_v + 2) * FLUSH, 2 * pairs.dweight_magnitudes),
         delta=_delta_error(problem, pairs),
@@ -77,9 +83,9 @@ def _tensor_core(problem: Problem, pairs: Pairs) -> StepErrors:
         derivative_error=function.derivative_error,
         dropout=_dropout_error(problem),
         sink=_sink_error(problem, pairs, exponent),
-        dscore_rounding=partial(rounding_of, problem.dtype),
+        dscore_rounding=stored,
         arithmetic=Arithmetic.of(problem.dtype),
-        accumulation=lambda rows, batches: float(dot_error(rows * batches)),
+        accumulation=lambda rows, batches: float(dot_error((1 + in_two) * rows * batches)),
     )
 
 
@@ -95,15 +101,18 @@ def _fma(problem: Problem, pairs: Pairs) -> StepErrors:
     function = _score_errors(problem, pairs, error)
 
     exp = max(5 * unit, exp_error(problem, 5 * unit))  # 2 ulp, and what is of second order
+    base_2 = base_2_error(problem)
 
     # The difference to lse; exp.
     def exponent(size, distance):
-        return unit * (distance + 1) + exp + pairs.lse_error
+        return unit * ((1 + base_2) * distance + 1) + exp + pairs.lse_error
 
     error = function.score + exponent(forward.scores, _below_lse(pairs, forward.distance))
     weights = forward.weights * np.expm1(np.minimum(error, MAX_EXPONENT)) + flush
 
     def accumulation(rows: int, batches: int) -> float:
+        if problem.numerics.accumulate == "one-level":
+            return float(gamma(rows * batches, unit))
         smallest_tile, largest_tile = FMA_TILES
         return float(gamma(min(rows, largest_tile) + batches * -(-rows // smallest_tile), unit))
 

@@ -125,6 +125,11 @@ def exp_error(problem: Problem, instruction: float) -> float:
     return 2 * Arithmetic.of(problem.dtype).unit if exp == "accurate" else instruction
 
 
+def base_2_error(problem: Problem) -> int:
+    """Roundings of an exponent of e that a polynomial for powers of 2 takes: log2(e), and the product with it."""
+    return 2 if problem.numerics.exp.startswith("poly") and problem.dtype not in HALF_TYPES else 0
+
+
 @dataclass(frozen=True)
 class _Parts:
     """What splitting the keys changes: see :mod:`cupyflash.bounds.forward`. Without it all are 0."""
@@ -198,7 +203,7 @@ def _tensor_core(problem: Problem, exact: Exact) -> Errors:
         score=score,
         exponential=exp + (num_tiles + with_sink) * max(exp, EXP_ERROR),
         split=parts.exponent,
-        sink=_sink_error(problem, exact, exponent, EXP_ERROR),
+        sink=_sink_error(problem, exact, exponent, max(exp, EXP_ERROR)),
         row_sum=gamma(num_keys + num_tiles + 2 + with_sink + num_parts, U32),
         rounding=element.unit**2 if in_two else element.unit,
         underflow=(element.underflow + 2 * FLUSH) * shift,
@@ -225,13 +230,13 @@ def _fma(problem: Problem, exact: Exact) -> Errors:
     parts = _Parts.of(problem, exact, logarithm)
     num_keys, num_parts = parts.num_keys, parts.num_parts
     smallest_tile, largest_tile = _key_tiles(problem, FMA_TILES)
-    exp = exp_error(problem, 5 * unit)  # 2 ulp
+    exp, base_2 = exp_error(problem, 5 * unit), base_2_error(problem)  # exp: 2 ulp
     num_tiles = np.ceil(num_keys / smallest_tile)
     final = _final_score_error(problem, exact)
 
     # The distance to the running maximum, the rescaling arguments, together 2 |x|, and 8 for what is of second order.
     def exponent(distance):
-        return unit * (2 * distance + 8 + above)
+        return unit * ((2 + base_2) * distance + 8 + (1 + base_2) * above)
 
     of_one_sum = np.minimum(num_keys, largest_tile) if numerics.accumulate != "one-level" else num_keys
     num_lane_keys = -(-largest_tile // ROW_LANES)
@@ -239,7 +244,7 @@ def _fma(problem: Problem, exact: Exact) -> Errors:
         score=final + exponent(exact.distance),
         exponential=exp + (num_tiles + with_sink) * max(exp, 5 * unit),
         split=parts.exponent,
-        sink=_sink_error(problem, exact, exponent, 5 * unit),
+        sink=_sink_error(problem, exact, exponent, max(exp, 5 * unit)),
         row_sum=gamma(num_tiles + num_lane_keys + int(math.log2(ROW_LANES)) + with_sink + num_parts, unit),
         rounding=0.0,
         underflow=2 * flush,
