@@ -58,8 +58,16 @@ def test_the_error_of_the_exponential_without_tensor_cores(dtype):
         assert max(error["ex2.approx"], error["poly5"], error["accurate"]) < 2e-6
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("exp", ["poly3", "poly5", "accurate"])
+@pytest.mark.parametrize(
+    ("exp", "dtype"),
+    [
+        ("poly3", np.float16),
+        ("poly5", np.float32),
+        ("poly3", np.float64),
+        ("accurate", np.float16),
+        ("accurate", np.float32),
+    ],
+)
 def test_an_exponential_of_nothing_is_nothing(exp, dtype):
     """Masked keys, keys far below the maximum, a row without keys, and a NaN that stays in its row."""
     q, k, v = arrays(dtype, shape=(1, 40), head_dim=16)
@@ -124,7 +132,7 @@ def test_two_levels_keep_what_a_truncating_accumulator_loses():
     assert share_of_small_values_lost("one-level") == 0  # tensor cores that round
 
 
-@pytest.mark.parametrize("tile", [(32, 16), (64, 32), (128, 64), (192, 128)])
+@pytest.mark.parametrize("tile", [(32, 16), (64, 32), (192, 128)])
 def test_tiles(tile):
     q, k, v = arrays(np.float16)
     config = _config.forward(attention_problem(q, k, v, numerics=Numerics(tile=tile)), "sm_80")
@@ -169,8 +177,7 @@ ALL_CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("numerics", ALL_CHOICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "numerics"), list(zip(DTYPES, [*ALL_CHOICES, *ALL_CHOICES[::-1]], strict=True)))
 def test_results_stay_within_their_bounds_with_every_option(dtype, numerics):
     q, k, v = arrays(dtype, shape=(2, 70), head_dim=16)
     rng = np.random.default_rng(1)
@@ -198,8 +205,7 @@ def test_results_stay_within_their_bounds_with_every_option(dtype, numerics):
         assert (error <= getattr(allowed, name)).all(), name
 
 
-@pytest.mark.parametrize("numerics", ALL_CHOICES)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize(("dtype", "numerics"), [(np.float16, ALL_CHOICES[1]), (np.float32, ALL_CHOICES[0])])
 def test_parts_of_the_keys_stay_within_their_bounds(dtype, numerics):
     q, k, v = arrays(dtype, shape=(1, 200), head_dim=16)
     options = {"split_size": 128, "return_lse": True, "return_max": True}
