@@ -82,8 +82,7 @@ def attention_backward(
 
 def backward(problem: Problem, dout, q, k, v, out, lse, dlse, targets: Gradients) -> Gradients:
     """What :func:`attention_backward` returns; ``targets`` are arrays to write to, or None."""
-    supported = _supported.BACKWARD_HALF if problem.dtype in HALF_TYPES else _supported.BACKWARD
-    _supported.check_supported(problem, supported, "the backward kernels")
+    _supported.check_supported(problem, _supported.BACKWARD, "the backward kernels")
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
     with device:

@@ -82,6 +82,7 @@ struct OnlineSoftmax {
 
     // max_j of the scores, natural.
     __device__ float row_max(int m, int half) const {
+        if (row_sum[m][half] != row_sum[m][half]) return not_a_number();   // fmaxf has left a NaN out
         return max_scaled[m][half] == NO_KEY ? -infinity() : largest(2 * m + half, max_scaled[m][half]) * LN2;
     }
 
