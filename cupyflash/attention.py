@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cupyflash import _combine, _config, _launch, _packing, _supported, _variant
+from cupyflash import _combine, _config, _launch, _packing, _variant
 from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
 from cupyflash._launch import Gpu, Launch, Simulator
@@ -183,7 +183,6 @@ def attention(
 
 def forward(problem: Problem, q, k, v, *, return_lse: bool, return_max: bool, out):
     """What :func:`attention` returns."""
-    _supported.check_supported(problem, _supported.FORWARD, "the forward kernels", return_max=return_max)
     device = _launch.device_of(problem.kind, q)
     with device:
         if out is None:

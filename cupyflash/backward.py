@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _supported, _variant
+from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _variant
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
 from cupyflash._options import check_flag
@@ -82,7 +82,6 @@ def attention_backward(
 
 def backward(problem: Problem, dout, q, k, v, out, lse, dlse, targets: Gradients) -> Gradients:
     """What :func:`attention_backward` returns; ``targets`` are arrays to write to, or None."""
-    _supported.check_supported(problem, _supported.BACKWARD, "the backward kernels")
     device = _launch.device_of(problem.kind, q)
     _config.check_architecture(problem.dtype, device.arch)
     with device:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cupyflash import Numerics, _lengths
 from cupyflash._problem import attention_problem
-from cupyflash._supported import check_supported
 from tests.test_options import accepted, zeros
 
 
@@ -216,11 +215,3 @@ def test_choices_that_there_are_not(fields, error, match):
 def test_choices_can_be_compared_and_be_keys():
     assert Numerics(tile=[64, np.int64(32)], rescale_threshold=8) == Numerics(tile=(64, 32), rescale_threshold=8.0)
     assert len({Numerics(), Numerics(exp="ex2.approx"), Numerics(exp="poly3")}) == 2
-
-
-def test_what_kernels_cannot_do_is_refused():
-    problem = accepted(softcap=30.0, mask=np.ones(7, bool), numerics=Numerics(exp="poly3"))
-    with pytest.raises(NotImplementedError, match=r"^mask, numerics, return_max: not supported by the moon yet$"):
-        check_supported(problem, {"softcap"}, "the moon", return_max=True)
-    check_supported(problem, {"softcap", "mask", "numerics"}, "the moon")
-    check_supported(accepted(causal=True, window_size=(None, 3), align="top-left", seed=3), (), "the moon")
