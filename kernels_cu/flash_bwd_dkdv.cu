@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     const int owner = blockIdx.x / num_key_tiles;
     const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
     const int warp_row = warp * M_TILES * MMA_M;
-#if LENGTHS == 1   // of each batch that is summed; the keys behind them have gradient 0
+#if LENGTHS == PADDED   // of each batch that is summed; the keys behind them have gradient 0
     const int64_t first_row = first_key;
     const int num_rows = min(BLOCK_N, params.seqlen_k - first_key);
 #else
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     const QueryTiles all_tiles = query_tiles(first_key, sequence);
     const int64_t first_row = sequence.first_key + first_key;
     const int num_rows = min(BLOCK_N, sequence.seqlen_k - first_key), num_keys = num_rows;
-    if (LENGTHS == 2 && num_rows <= 0) return;   // a tile that only the longest sequences have
+    if (LENGTHS == PACKED && num_rows <= 0) return;   // a tile that only the longest sequences have
 #endif
 
     const FragmentAddress key_address = fragment_address(key_tile, warp_row, lane);
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
-#if LENGTHS == 1
+#if LENGTHS == PADDED
         const Sequence sequence(params, rows);
         const QueryTiles all_tiles = query_tiles(first_key, sequence);
         const int num_keys = min(BLOCK_N, sequence.seqlen_k - first_key);

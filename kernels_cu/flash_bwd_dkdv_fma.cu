@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dkdv_fma(con
     const int num_key_tiles = ceil_div(params.seqlen_k, BLOCK_N);
     const int owner = blockIdx.x / num_key_tiles;
     const int first_key = blockIdx.x % num_key_tiles * BLOCK_N;   // under a causal mask the longest block is the first
-#if LENGTHS == 2
+#if LENGTHS == PACKED
     const Sequence own(params, [&](const auto& x) { return x.matrix(params.owner, owner, params.reduced, 0); });
     const int num_rows = min(BLOCK_N, own.seqlen_k - first_key);   // of the gradients
     if (num_rows <= 0) return;   // a tile that only the longest sequences have

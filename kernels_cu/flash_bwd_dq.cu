@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
     const int warp_row = warp * M_TILES * MMA_M;
-#if LENGTHS == 1   // of each batch that is summed; the queries behind them have gradient 0
+#if LENGTHS == PADDED   // of each batch that is summed; the queries behind them have gradient 0
     const int64_t first_row = first_query;
     const int num_rows = min(BLOCK_M, params.seqlen_q - first_query);
 #else
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
     const KeyTiles all_tiles = key_tiles(first_query, sequence);
     const int64_t first_row = sequence.first_query + first_query;
     const int num_rows = min(BLOCK_M, sequence.seqlen_q - first_query), num_queries = num_rows;
-    if (LENGTHS == 2 && num_rows <= 0) return;   // a tile that only the longest sequences have
+    if (LENGTHS == PACKED && num_rows <= 0) return;   // a tile that only the longest sequences have
 #endif
 
     const FragmentAddress query_address = fragment_address(query_tile, warp_row, lane);
@@ -87,14 +87,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
 
     for (int reduced = 0; reduced < params.num_reduced; ++reduced) {
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
-#if LENGTHS == 1
+#if LENGTHS == PADDED
         const Sequence sequence(params, rows);
         const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);
         const KeyTiles all_tiles = key_tiles(first_query, sequence);
 #endif
         KeyTiles tiles = all_tiles;
         tiles.take_block_mask(params, rows, first_query);
-        if (LENGTHS == 1 && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;   // rows without a query get nothing
+        if (LENGTHS == PADDED && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;   // rows without a query get nothing
         const ScoreFunction score_function(params, sequence, rows);
         const Dropout dropout(params, rows);
         TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dq_fma(const
     const int owner = blockIdx.x / num_query_tiles;
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - blockIdx.x % num_query_tiles) * BLOCK_M;
-#if LENGTHS == 2
+#if LENGTHS == PACKED
     const Sequence own(params, [&](const auto& x) { return x.matrix(params.owner, owner, params.reduced, 0); });
     const int num_rows = min(BLOCK_M, own.seqlen_q - first_query);   // of the gradient
     if (num_rows <= 0) return;   // a tile that only the longest sequences have

@@ -36,7 +36,7 @@ extern "C" __global__ void flash_combine(const __grid_constant__ Params params) 
     const int batch = int(query / params.seqlen_q), row = int(query % params.seqlen_q);
     auto rows = [&](const auto& operand) { return operand.matrix(params.batch, batch); };
     const Sequence sequence(params, rows);
-    if (LENGTHS == 2 && row >= sequence.seqlen_q) return;
+    if (LENGTHS == PACKED && row >= sequence.seqlen_q) return;
     const int64_t at = sequence.first_row(params, batch) + row;
 
     Compute lse_max = -infinity();

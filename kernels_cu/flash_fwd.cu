@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     Sequence sequence(params, rows);
     sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
-    if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
+    if (LENGTHS == PACKED && num_queries <= 0) return;   // a tile that only the longest sequences have
     const int warp_row = warp * M_TILES * MMA_M;
     KeyTiles tiles = key_tiles(first_query, sequence);
     tiles.take_block_mask(params, rows, first_query);
@@ -182,13 +182,13 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     softmax.reduce_sum();
     const int64_t first_row = sequence.first_row(params, batch) + first_query;
     // Queries that are there but do not count, behind their batch's length, get zeros.
-    const int num_rows = LENGTHS == 1 ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
+    const int num_rows = LENGTHS == PADDED ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
-            const bool counts = LENGTHS != 1 || row < num_queries;
+            const bool counts = LENGTHS != PADDED || row < num_queries;
             if (!counts) softmax.forget(m, half);
 #if RETURN_MAX
             if (lane % 4 == 0 && row < num_rows) params.variant.row_max[first_row + row] = softmax.row_max(m, half);

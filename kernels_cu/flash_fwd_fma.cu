@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
     Sequence sequence(params, rows);
     sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
-    if (LENGTHS == 2 && num_queries <= 0) return;   // a tile that only the longest sequences have
+    if (LENGTHS == PACKED && num_queries <= 0) return;   // a tile that only the longest sequences have
     KeyTiles tiles = key_tiles(first_query, sequence);
     tiles.take_block_mask(params, rows, first_query);
 
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 
     const int64_t first_row = sequence.first_row(params, batch) + first_query;
     // Queries that are there but do not count, behind their batch's length, get zeros.
-    const int num_rows = LENGTHS == 1 ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
+    const int num_rows = LENGTHS == PADDED ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
 #pragma unroll
     for (int m = 0; m < THREAD_ROWS; ++m) {
         const int query = row + row_step(m);
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
 #pragma unroll
         for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2)
             row_sum[m] += __shfl_xor_sync(FULL_WARP, row_sum[m], lanes);
-        if (LENGTHS == 1 && query >= num_queries) {
+        if (LENGTHS == PADDED && query >= num_queries) {
             row_max[m] = NO_KEY;
             row_sum[m] = 0;
         }

@@ -42,9 +42,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) row_sum(const __grid_c
         auto rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, reduced); };
         int64_t first_query = 0;
         int num_queries = params.seqlen_q;
-#if LENGTHS == 1
+#if LENGTHS == PADDED
         if (params.seqlens_q.data) num_queries = *rows(params.seqlens_q);
-#elif LENGTHS == 2
+#elif LENGTHS == PACKED
         const int* offsets = rows(params.seqlens_q);
         first_query = offsets[0], num_queries = offsets[1] - offsets[0];
 #endif

@@ -16,10 +16,10 @@ struct Sequence {
           seqlen_k(params.seqlen_k),
           band_left(params.band_left),
           band_right(params.band_right) {
-#if LENGTHS == 1
+#if LENGTHS == PADDED
         if (params.variant.seqlens_q.data) seqlen_q = *rows(params.variant.seqlens_q);
         if (params.variant.seqlens_k.data) seqlen_k = *rows(params.variant.seqlens_k);
-#elif LENGTHS == 2
+#elif LENGTHS == PACKED
         const int* offset_q = rows(params.variant.seqlens_q);
         const int* offset_k = rows(params.variant.seqlens_k);
         first_query = offset_q[0], first_key = offset_k[0];
@@ -48,7 +48,7 @@ struct Sequence {
     // Where row 0 of the batch lies in arrays of one value per query.
     template <typename Params>
     __device__ __forceinline__ int64_t first_row(const Params& params, int batch) const {
-#if LENGTHS == 2
+#if LENGTHS == PACKED
         int64_t row = batch % params.variant.num_heads * params.variant.total_queries + first_query;
 #else
         int64_t row = int64_t(batch) * params.seqlen_q;

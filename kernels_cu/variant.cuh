@@ -1,7 +1,7 @@
 // What a call may do to its scores, each a compile-time constant: what is off leaves no instruction behind.
 //
 //   BAND_LEFT, BAND_RIGHT   queries see keys from, or up to, a diagonal only
-//   LENGTHS                 1: each batch has its own lengths; 2: its rows are a part of packed ones
+//   LENGTHS                 PADDED: each batch has its own lengths; PACKED: its rows are a part of packed ones
 //   SOFTCAP                 scores become cap * tanh(score / cap)
 //   BIAS, ALIBI, SINK       element types of the operand
 //   MASK, DROPOUT           a bool for each pair; random ones
@@ -18,6 +18,8 @@
 #ifndef BAND_LEFT
 #define BAND_LEFT 0
 #endif
+#define PADDED 1
+#define PACKED 2
 #ifndef LENGTHS
 #define LENGTHS 0
 #endif
@@ -107,9 +109,9 @@ struct BatchAndHead {
 // What the variants that are on read. OperandOf: Operand in the forward, SummedOperand in the backward.
 template <template <typename> class OperandOf>
 struct VariantParams {
-#if LENGTHS == 1
+#if LENGTHS == PADDED
     OperandOf<const int> seqlens_q, seqlens_k;   // null: all rows count
-#elif LENGTHS == 2
+#elif LENGTHS == PACKED
     OperandOf<const int> seqlens_q, seqlens_k;   // the offsets of a sequence's first row and of the next one's
     int64_t total_queries;
 #endif
@@ -140,7 +142,7 @@ struct VariantParams {
     uint32_t drop_below;                         // a pair is kept iff its word is at least this
     Compute keep_scale;                          // 1 / (1 - p)
 #endif
-#if DROPOUT || LENGTHS == 2 || SCORE_MOD || MASK_MOD
+#if DROPOUT || LENGTHS == PACKED || SCORE_MOD || MASK_MOD
     OperandOf<const char> batch_number;          // at address 0, one byte for each matrix of the result
     int num_heads;                               // of the result: batch number = batch * num_heads + head
 #endif

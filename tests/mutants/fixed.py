@@ -436,7 +436,7 @@ VARIANTS = [
     Fault(
         "queries behind the length keep their results",
         "flash_fwd.cu",
-        "const bool counts = LENGTHS != 1 || row < num_queries;",
+        "const bool counts = LENGTHS != PADDED || row < num_queries;",
         "const bool counts = true;",
     ),
     Fault(
