@@ -78,6 +78,13 @@ OPTIONS = {
     "bias of keys": ({**CAUSAL}, Variants(bias=Operand("some -inf", "keys"), dropout_p=0.3)),
     "bias of queries": ({}, Variants(bias=Operand("normal", "queries", "float64"), mask=Operand("empty rows"))),
 }
+
+
+def summed(form):
+    """Options whose gradients are sums, and whose forward is joined of parts."""
+    return {"variants": Variants(bias=Operand("normal", form), attn_sink=SINK, split_size=128)}
+
+
 #: More than one tile in both directions and two blocks of each kernel, but where lengths are the point.
 VARIANTS = [
     variant("float16", 150, 270, 64, 64),
@@ -120,6 +127,12 @@ VARIANTS = [
         )
         for dtype, lengths, arch in zip(("float16", "float32"), ((130, 140), (20, 70)), archs, strict=True)
     ),
+    variant("float16", 66, 70, 16, 16, "sm_75", **summed("pairs")),
+    variant("float16", 34, 20, 250, 203, "sm_75", **summed("queries"), views=PACKED),
+    variant("bfloat16", 66, 130, 16, 16, "sm_120", **summed("keys"), leading=BATCH),
+    variant("float64", 34, 70, 16, 16, "sm_75", **summed("keys"), views=PACKED),
+    variant("float64", 20, 20, 16, 16, "sm_90", **summed("queries"), leading=((2,), (), ())),
+    variant("float64", 18, 20, 250, 203, "sm_120", **summed("keys")),
     *(
         variant(dtype, 20, 33, 16, 8, arch, **mask, method="standard", views=views, leading=leading)
         for dtype, arch, mask, views, leading in [
@@ -170,24 +183,30 @@ def test_the_variants_hold_every_kernel():
     """Each file in all of its element types, with and without a mask, and on each generation."""
     all_launches = [(tested, *launch) for tested in VARIANTS for launch in launched(tested)]
     assert {file for _, file, *_ in all_launches} == set(kernels_cu.CATALOGUE)
-    elements, masks, archs, tiled = {}, {}, {}, set()
+    elements, masks, archs, sums, tiled = {}, {}, {}, {}, set()
     for tested, file, _, defines, grid in all_launches:
         constants = dict(defines)
         elements.setdefault(file, set()).add(constants.get("ELEMENT", constants.get("ELEMENT_BYTES")))
         masks.setdefault(file, set()).add(constants.get("BAND_RIGHT"))
         archs.setdefault(file, set()).add(tested.arch)
+        sums.setdefault(file, set()).add((constants.get("SUM_QUERIES"), constants.get("SUM_KEYS")))
         lengths = tested.problem.forward
         if "BLOCK_M" in constants and grid > 1:
             if lengths.seqlen_q > constants["BLOCK_M"] and lengths.seqlen_k > constants["BLOCK_N"]:
                 tiled.add((file, constants["ELEMENT"], tested.arch))
     for file in kernels_cu.CATALOGUE:
         assert archs[file] == {"sm_75", "sm_80", "sm_90", "sm_120"}, file
-    for file in "flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq":
+    for file in "flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq", "flash_bwd_dbias":
         assert elements[file] == {"Half", "BFloat16"} and elements[f"{file}_fma"] == {"float", "double"}
         assert masks[file] == masks[f"{file}_fma"] == {0, 1}
         for arch in "sm_75", "sm_80", "sm_90", "sm_120":  # more than one tile in both directions, and two blocks
             assert {(file, "Half", arch), (file, "BFloat16", arch)} & tiled
-            assert {(f"{file}_fma", "float", arch), (f"{file}_fma", "double", arch)} & tiled
-    for file in "attention_naive", "attention_naive_bwd", "flash_bwd_delta":
+            if file != "flash_bwd_dbias":
+                assert {(f"{file}_fma", "float", arch), (f"{file}_fma", "double", arch)} & tiled
+    for file in "attention_naive", "attention_naive_bwd", "flash_bwd_delta", "flash_combine":
         assert elements[file] == {"Half", "BFloat16", "float", "double"}
     assert elements["strided_copy"] == {2, 4, 8}
+    assert elements["row_sum"] == {"float", "double"}
+    for file in "flash_bwd_dbias", "flash_bwd_dbias_fma":
+        assert sums[file] == {(0, 0), (1, 0), (0, 1)}, file
+    assert ("flash_bwd_dbias_fma", "double", "sm_75") in tiled
