@@ -4,6 +4,10 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using int64_t = long long;
 
+// Values of LENGTHS in variant.cuh, for preprocessor conditions, where an undefined name would count as 0.
+#define PADDED 1
+#define PACKED 2
+
 constexpr int WARP_SIZE = 32;
 constexpr uint32_t FULL_WARP = 0xffffffff;
 constexpr int MAX_BATCH_DIMS = 8;

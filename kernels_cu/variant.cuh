@@ -18,8 +18,6 @@
 #ifndef BAND_LEFT
 #define BAND_LEFT 0
 #endif
-#define PADDED 1
-#define PACKED 2
 #ifndef LENGTHS
 #define LENGTHS 0
 #endif
