@@ -21,7 +21,8 @@ using IfPlain = typename Enable<!__is_class(T)>::Type;
 class Differentiable {
     Compute value, derivative;
 
-    __device__ __forceinline__ Differentiable(Compute value, Compute derivative) : value(value), derivative(derivative) {}
+    __device__ __forceinline__ Differentiable(Compute value, Compute derivative)
+        : value(value), derivative(derivative) {}
 
     // f(x) from f(x.value) and f'(x.value).
     __device__ __forceinline__ Differentiable mapped(Compute image, Compute slope) const {

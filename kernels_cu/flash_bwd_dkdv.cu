@@ -71,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
     const int64_t first_row = first_key;
     const int num_rows = min(BLOCK_N, params.seqlen_k - first_key);
 #else
-    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    auto own_rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); };
+    const Sequence sequence(params, own_rows);
     const QueryTiles all_tiles = query_tiles(first_key, sequence);
     const int64_t first_row = sequence.first_key + first_key;
     const int num_rows = min(BLOCK_N, sequence.seqlen_k - first_key), num_keys = num_rows;
@@ -130,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
             __syncthreads();   // this stage has landed, and every warp is done with the other
             if constexpr (BLOCK_MASK) {
                 const int skipped = tiles.next(tile) - tile - 1;
-                query_loader.skip(skipped), dout_loader.skip(skipped), lse_loader.skip(skipped), delta_loader.skip(skipped);
+                query_loader.skip(skipped), dout_loader.skip(skipped);
+                lse_loader.skip(skipped), delta_loader.skip(skipped);
                 queries_left -= skipped * BLOCK_M;
             }
             if (NUM_STAGES == 2 && queries_left > 0) fetch(STAGE_BYTES - stage);

@@ -70,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
     const int64_t first_row = first_query;
     const int num_rows = min(BLOCK_M, params.seqlen_q - first_query);
 #else
-    const Sequence sequence(params, [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); });
+    auto own_rows = [&](const auto& operand) { return operand.matrix(params.owner, owner, params.reduced, 0); };
+    const Sequence sequence(params, own_rows);
     const KeyTiles all_tiles = key_tiles(first_query, sequence);
     const int64_t first_row = sequence.first_query + first_query;
     const int num_rows = min(BLOCK_M, sequence.seqlen_q - first_query), num_queries = num_rows;
@@ -94,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
 #endif
         KeyTiles tiles = all_tiles;
         tiles.take_block_mask(params, rows, first_query);
-        if (LENGTHS == PADDED && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;   // rows without a query get nothing
+        // Rows without a query get nothing.
+        if (LENGTHS == PADDED && num_queries < BLOCK_M) tiles.interior_end = tiles.begin;
         const ScoreFunction score_function(params, sequence, rows);
         const Dropout dropout(params, rows);
         TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(

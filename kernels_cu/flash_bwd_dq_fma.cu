@@ -1,9 +1,8 @@
 // Gradient of queries in float32 or float64 throughout: dQ = scale dS K.
 //
 // The algorithm of flash_bwd_dq.cu with the register tiles of fma.cuh. V and K take turns in one buffer: dP
-// needs V, and then S and dQ need K. Constants: ELEMENT (float or double),
-// HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT,
-// and those of variant.cuh and numerics.cuh.
+// needs V, and then S and dQ need K. Constants: ELEMENT (float or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines;
+// the true sizes come at run time), BLOCK_M, BLOCK_N, NUM_WARPS, BAND_RIGHT, and those of variant.cuh and numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"

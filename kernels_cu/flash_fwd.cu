@@ -209,13 +209,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
                 if (!counts) out = {0.0f, 0.0f};   // whatever it met
 #if SPLIT
                 if (row < num_rows)
-                    store_pair(params.variant.partial_out + (first_row + row) * params.head_dim_v, d * MMA_N + lane % 4 * 2,
-                               params.head_dim_v, out);
+                    store_pair(params.variant.partial_out + (first_row + row) * params.head_dim_v,
+                               d * MMA_N + lane % 4 * 2, params.head_dim_v, out);
 #else
                 st_shared(out_tile.address(row, d) + lane % 4 * 4, cvt_rn_x2<ELEMENT>(out.x, out.y));
 #endif
             }
-            if (params.lse && lane % 4 == 0 && row < num_rows) params.lse[first_row + row] = softmax.log_sum_exp(m, half);
+            if (params.lse && lane % 4 == 0 && row < num_rows)
+                params.lse[first_row + row] = softmax.log_sum_exp(m, half);
         }
 #if !SPLIT
     __syncwarp();   // a warp stores only the rows that it wrote

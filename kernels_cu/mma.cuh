@@ -85,8 +85,8 @@ __device__ void store_fragments(Tile tile, int first_row, const float (&acc)[M_T
                                              mul_rn(acc[m][n][2 * half + 1], factor)));
 }
 
-// Calls visit(score, m, half, column of the tile, row, column) for this lane's elements of fragments whose element (0, 0)
-// is at (first_row, first_column).
+// Calls visit(score, m, half, column of the tile, row, column) for this lane's elements of fragments whose element
+// (0, 0) is at (first_row, first_column).
 template <int M_TILES, int N_TILES, typename Visit>
 __device__ __forceinline__ void for_each_score(float (&scores)[M_TILES][N_TILES][4], int first_row, int first_column,
                                                int lane, Visit visit) {

@@ -1,10 +1,10 @@
 // Choices of arithmetic for research; the defaults are the plain kernels.
 //
-//   EXP_DEGREE         0: the kernel's own exponential; 3, 5: a polynomial of that degree in the fraction of the exponent
+//   EXP_DEGREE         0: the kernel's own exponential; 3, 5: a polynomial of that degree in the exponent's fraction
 //   EXP_ACCURATE       float32 exponentials through double precision
 //   P_FLOAT32          P and dS multiply as sums of two 16-bit numbers, on tensor cores
 //   RESCALE_THRESHOLD  how far the maximum may grow, in powers of 2, before earlier sums are rescaled to it
-//   TWO_LEVEL          each tile's products are a sum of their own, which is then added; by default without tensor cores
+//   TWO_LEVEL          each tile's products are a sum of their own, then added; the default without tensor cores
 
 #ifndef EXP_DEGREE
 #define EXP_DEGREE 0

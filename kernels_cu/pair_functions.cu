@@ -2,7 +2,7 @@
 //
 // With ERRORS also how far kernels may be from these, who compute in float or in double (running_error.cuh). A query
 // or a key that does not exist, behind its batch's length, has value and derivative 0 and is not kept.
-// `block_bits` says which blocks of BLOCK_MASK queries and keys the mask leaves a pair of: a CUDA block for each word of
+// `block_bits` says which blocks of BLOCK_MASK queries and keys the mask leaves a pair of: a CUDA block per word of
 // 32 blocks of keys.
 //
 // Grid: one dimension of blocks of THREADS. Constants: SCORE_MOD, MASK_MOD, ERRORS and those of running_error.cuh.

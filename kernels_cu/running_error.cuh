@@ -3,17 +3,19 @@
 // Running error analysis (Higham, Accuracy and Stability of Numerical Algorithms, second edition, section 3.3): where
 // |a' - a| <= e_a and |b' - b| <= e_b for what was computed, each operation hands on how far e_a and e_b move its exact
 // result, and adds one rounding of what is computed, UNIT_ROUNDOFF (|result| + error), and SMALLEST where kernels flush
-// to zero. A function f is moved by at most e_a times the largest |f'| within e_a of a, and rounded as its library says.
+// to zero. A function f is moved by at most e_a times the largest |f'| within e_a of a, and rounded as its library
+// says.
 //
 // A comparison that the errors leave open may come out either way. Then all ways are gone, one evaluation each, and the
 // error covers them all: `branches` has what this thread's comparisons are to say.
 //
-// Constants: UNIT_ROUNDOFF, of the kernels and of double together; SMALLEST, LARGEST, the normal numbers of the kernels;
+// Constants: UNIT_ROUNDOFF, of the kernels and of double together; SMALLEST, LARGEST, the kernels' normal numbers;
 // NARROW, whether constants are rounded to float.
 
 constexpr int MAX_OPEN_COMPARISONS = 6;
 
-// Largest errors of the library's functions in units in the last place: CUDA C++ Programming Guide, mathematical functions.
+// Largest errors of the library's functions, in units in the last place (CUDA C++ Programming Guide, mathematical
+// functions).
 constexpr int ULPS = 2, POW_ULPS = 9;
 
 struct Branches {
@@ -96,7 +98,8 @@ __device__ inline bool operator<=(RunningError a, RunningError b) {
 __device__ inline bool operator==(RunningError a, RunningError b) {
     if (isnan(a.value) || isnan(b.value)) return false;
     const bool exact = a.error == 0 && b.error == 0;
-    return RunningError::outcome(exact && a.value == b.value, exact ? a.value != b.value : a.high() < b.low() || b.high() < a.low());
+    return RunningError::outcome(exact && a.value == b.value,
+                                 exact ? a.value != b.value : a.high() < b.low() || b.high() < a.low());
 }
 __device__ inline bool isnan(RunningError x) { return isnan(x.value); }
 

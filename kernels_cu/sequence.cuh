@@ -60,5 +60,7 @@ struct Sequence {
     }
 
     // Beyond all rows either way, an edge stays so.
-    static __device__ int clamped(int64_t edge) { return int(min(max(edge, int64_t(-MAX_SEQLEN)), int64_t(MAX_SEQLEN))); }
+    static __device__ int clamped(int64_t edge) {
+        return int(min(max(edge, int64_t(-MAX_SEQLEN)), int64_t(MAX_SEQLEN)));
+    }
 };

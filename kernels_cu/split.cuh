@@ -1,4 +1,4 @@
-// Keys in parts: few queries against many keys leave most of a GPU idle, unless several blocks share a query tile's keys.
+// Keys in parts: few queries against many keys leave most of a GPU idle, unless several blocks share a tile's keys.
 
 // Which part a block of the grid computes, and what its number would be without parts.
 struct BlockOfSplit {

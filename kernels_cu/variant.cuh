@@ -8,7 +8,7 @@
 //   SPLIT                   a block sees split_size keys only, and stores its part for flash_combine.cu
 //   RETURN_MAX              also store each row's maximum
 //   SCORE_MOD, MASK_MOD     a user's functions of a pair, written out in place of the include below
-//   BLOCK_MASK              queries and keys of the blocks that MASK_MOD is known for: which of them it leaves a pair of
+//   BLOCK_MASK              queries and keys of a block; which blocks MASK_MOD leaves a pair of is known
 //   WITH_DSLOPE             the kernel of dq sums what the gradient of ALiBi slopes is made of
 //
 // Their order: scale, softcap, score_mod, bias, ALiBi; masks; sink; softmax; dropout.
@@ -147,7 +147,7 @@ struct VariantParams {
 #if SPLIT
     int split_size, num_splits;                  // a multiple of every BLOCK_N; of the longest keys
     int64_t num_rows;                            // of all batches
-    Compute* partial_out;                        // (num_splits, num_rows, head_dim_v); lse and row_max: (num_splits, num_rows)
+    Compute* partial_out;                        // (num_splits, num_rows, head_dim_v); lse, row_max without the last
 #endif
 #if RETURN_MAX
     Compute* row_max;                            // as lse
