@@ -19,10 +19,6 @@ __device__ constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
-// Values of LENGTHS: each batch has its own lengths, or is a part of packed rows.
-#define PADDED 1
-#define PACKED 2
-
 template <bool VALUE>
 struct Constant {
     static constexpr bool value = VALUE;
