@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cupyflash import _numerics, _variant
+from cupyflash._arrays import FLOAT64, HALF_TYPES
 from cupyflash._config import (
     KIB,
     LINE_BYTES,
@@ -21,7 +22,7 @@ from cupyflash._config import (
     round_up,
     shared_memory_per_block,
 )
-from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
+from cupyflash._problem import Problem
 from cupyflash._user_functions import user_functions
 from cupyflash._variant import ELEMENT
 

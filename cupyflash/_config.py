@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cupyflash import _numerics, _variant
-from cupyflash._problem import BFLOAT16, FLOAT64, HALF_TYPES, Problem
+from cupyflash._arrays import BFLOAT16, FLOAT64, HALF_TYPES
+from cupyflash._problem import Problem
 from cupyflash._user_functions import UserFunctions, user_functions
 from cupyflash._variant import ELEMENT
 

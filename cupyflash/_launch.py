@@ -16,7 +16,7 @@ import numpy as np
 
 from cupyflash import _source
 from cupyflash._config import KernelConfig
-from cupyflash._problem import MAX_BATCH_DIMS
+from cupyflash._layouts import MAX_BATCH_DIMS
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupyflash import _numerics, _variant
+from cupyflash._arrays import FLOAT64, HALF_TYPES
 from cupyflash._config import (
     LINE_BYTES,
     THREADS_PER_BLOCK,
@@ -18,7 +19,7 @@ from cupyflash._config import (
     grid_of,
     round_up,
 )
-from cupyflash._problem import FLOAT64, HALF_TYPES, Problem
+from cupyflash._problem import Problem
 from cupyflash._user_functions import user_functions
 from cupyflash._variant import ELEMENT
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from cupyflash import _config, _launch
 from cupyflash._launch import Launch
-from cupyflash._problem import Layout, Problem, merge_batch_dims
+from cupyflash._layouts import Layout, merge_batch_dims
+from cupyflash._problem import Problem
 
 _CHUNK_BYTES = 16
 

@@ -8,24 +8,12 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
-from cupyflash._arrays import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    HALF_TYPES,
-    LOG2_E,
-    check_dtype_and_shape,
-    check_element_aligned,
-    check_result,
-    check_same_place,
-)
+from cupyflash._arrays import check_result
 from cupyflash._block_mask import BlockMask
-from cupyflash._layouts import MAX_BATCH_DIMS, Layout, merge_batch_dims, operand_layout
+from cupyflash._layouts import Layout, operand_layout
 from cupyflash._lengths import checked_lengths
 from cupyflash._numerics import Numerics
 from cupyflash._options import (
-    Align,
     Window,
     check_expression,
     check_flag,
@@ -39,26 +27,6 @@ from cupyflash._options import (
     checked_window,
 )
 from cupyflash._shapes import Arrangement, arrangement_of, packed_arrangement_of
-
-__all__ = [
-    "BFLOAT16",
-    "FLOAT16",
-    "FLOAT32",
-    "FLOAT64",
-    "HALF_TYPES",
-    "LOG2_E",
-    "MAX_BATCH_DIMS",
-    "Align",
-    "Layout",
-    "Problem",
-    "attention_problem",
-    "check_dtype_and_shape",
-    "check_element_aligned",
-    "check_result",
-    "check_same_place",
-    "merge_batch_dims",
-    "varlen_problem",
-]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cupyflash import _launch
-from cupyflash._problem import Layout, merge_batch_dims
+from cupyflash._layouts import Layout, merge_batch_dims
 
 
 @dataclass(frozen=True)

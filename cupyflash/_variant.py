@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from cupyflash._arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from cupyflash._layouts import Layout
 from cupyflash._options import DROPOUT_STEPS
-from cupyflash._problem import Layout, Problem
+from cupyflash._problem import Problem
 from cupyflash._shapes import MAX_SEQLEN
 from cupyflash._user_functions import aux_dtype, aux_params, user_functions
 

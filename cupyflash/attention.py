@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from cupyflash import _combine, _config, _launch, _packing, _variant
+from cupyflash._arrays import HALF_TYPES, LOG2_E
 from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
 from cupyflash._launch import Gpu, Launch, Simulator
+from cupyflash._layouts import merge_batch_dims
 from cupyflash._numerics import Numerics
 from cupyflash._options import Align, Window
-from cupyflash._problem import HALF_TYPES, LOG2_E, Problem, attention_problem, merge_batch_dims
+from cupyflash._problem import Problem, attention_problem
 
 
 def attention(

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _variant
+from cupyflash._arrays import HALF_TYPES, LOG2_E
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Gpu, Launch, Simulator
+from cupyflash._layouts import Layout, merge_batch_dims
 from cupyflash._options import check_flag
-from cupyflash._problem import HALF_TYPES, LOG2_E, Layout, Problem, merge_batch_dims
+from cupyflash._problem import Problem
 from cupyflash._summation import Summation, summation, summed_dims
 from cupyflash.attention import attention
 

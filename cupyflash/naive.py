@@ -7,7 +7,9 @@ import math
 from cupyflash import _backward_config, _config, _launch, _packing
 from cupyflash._gradients import Gradients, backward_problem, made
 from cupyflash._launch import Launch
-from cupyflash._problem import Align, Layout, Problem, attention_problem, merge_batch_dims
+from cupyflash._layouts import Layout, merge_batch_dims
+from cupyflash._options import Align
+from cupyflash._problem import Problem, attention_problem
 from cupyflash._summation import summation
 
 

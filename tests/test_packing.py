@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cupyflash import _launch, _packing
-from cupyflash._problem import Layout
+from cupyflash._layouts import Layout
 
 RNG = np.random.default_rng(0)
 

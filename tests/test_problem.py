@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cupyflash import _arrays
-from cupyflash._problem import attention_problem, merge_batch_dims
+from cupyflash._layouts import merge_batch_dims
+from cupyflash._problem import attention_problem
 
 
 def zeros(*shape, dtype=np.float16):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from cupyflash._problem import FLOAT32, FLOAT64, Problem
+from cupyflash._arrays import FLOAT32, FLOAT64
+from cupyflash._problem import Problem
 
 U32 = 2.0**-24
 FLUSH = 2.0**-126  # below it float32 kernels compute with 0

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from cupyflash._arrays import FLOAT64
 from cupyflash._gradients import Gradients, backward_problem
-from cupyflash._problem import FLOAT64, Align, Problem
+from cupyflash._options import Align
+from cupyflash._problem import Problem
 from cupyflash.bounds.arithmetic import Arithmetic, claimed
 from cupyflash.bounds.backward_steps import MAX_EXPONENT, StepErrors, naive_step_errors, tiled_errors
 from cupyflash.bounds.gradients import gradient_bounds, num_terms

@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 
 from cupyflash import _variant
+from cupyflash._arrays import HALF_TYPES
 from cupyflash._config import WARP_SIZE
-from cupyflash._problem import HALF_TYPES, Problem
+from cupyflash._problem import Problem
 from cupyflash.bounds.arithmetic import (
     EXP_ERROR,
     FLUSH,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyflash._problem import LOG2_E, Problem
+from cupyflash._arrays import LOG2_E
+from cupyflash._problem import Problem
 from cupyflash.bounds.arithmetic import MIN_KEY_TILE, largest
 from cupyflash.reference.arrays import on_host, operand, wide
 from cupyflash.reference.forward import dropout_factor, sink_logits

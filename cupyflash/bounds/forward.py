@@ -39,7 +39,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupyflash._problem import HALF_TYPES, Problem, attention_problem
+from cupyflash._arrays import HALF_TYPES
+from cupyflash._problem import Problem, attention_problem
 from cupyflash.bounds.arithmetic import ILL_CONDITIONED, SLACK, U64, Precision, claimed, largest
 from cupyflash.bounds.exact import Exact
 from cupyflash.bounds.steps import Errors, terms_of, tiled_errors, with_score_function_apart

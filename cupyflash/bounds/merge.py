@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._problem import FLOAT64, HALF_TYPES
+from cupyflash._arrays import FLOAT64, HALF_TYPES
 from cupyflash.bounds.arithmetic import SLACK, U64, Arithmetic, Precision, claimed, gamma, rounding_of
 from cupyflash.reference.arrays import float64_on_host, placed
 

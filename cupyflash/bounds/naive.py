@@ -6,7 +6,9 @@ from dataclasses import astuple
 
 import numpy as np
 
-from cupyflash._problem import HALF_TYPES, Align, Problem, attention_problem
+from cupyflash._arrays import HALF_TYPES
+from cupyflash._options import Align
+from cupyflash._problem import Problem, attention_problem
 from cupyflash.bounds.arithmetic import Arithmetic, Precision, gamma
 from cupyflash.bounds.exact import Exact
 from cupyflash.bounds.forward import propagated, returned_bounds

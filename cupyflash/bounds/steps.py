@@ -8,8 +8,9 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 
 from cupyflash import _variant
+from cupyflash._arrays import HALF_TYPES
 from cupyflash._numerics import TILE_STEP
-from cupyflash._problem import HALF_TYPES, Problem
+from cupyflash._problem import Problem
 from cupyflash.bounds.arithmetic import (
     EXP_ERROR,
     FLUSH,

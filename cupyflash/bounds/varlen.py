@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from cupyflash import reference
+from cupyflash._arrays import FLOAT64
 from cupyflash._gradients import NAMES, Gradients, checked_targets, without_results
-from cupyflash._problem import FLOAT64, varlen_problem
+from cupyflash._problem import varlen_problem
 from cupyflash.bounds.arithmetic import Precision, claimed
 from cupyflash.bounds.backward_steps import tiled_errors as backward_errors
 from cupyflash.bounds.exact import Exact

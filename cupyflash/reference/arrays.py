@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash._arrays import FLOAT64, check_result
 from cupyflash._double_double import DoubleDouble
 from cupyflash._gradients import Gradients
 from cupyflash._launch import Gpu
-from cupyflash._problem import FLOAT64, Problem, check_result
+from cupyflash._problem import Problem
 
 Numbers = np.ndarray | DoubleDouble
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cupyflash._arrays import FLOAT64
 from cupyflash._gradients import Gradients, backward_problem
-from cupyflash._problem import FLOAT64, Problem
+from cupyflash._problem import Problem
 from cupyflash.reference.arrays import Numbers, float64_on_host, on_host, returned_gradients, wide
 from cupyflash.reference.forward import dropout_factor, sink_logits, softmax, weighted_sum
 from cupyflash.reference.scores import distances, pair_scores

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash._arrays import FLOAT64
 from cupyflash._gradients import NAMES, Gradients, checked_targets, without_results
-from cupyflash._problem import FLOAT64, Problem, varlen_problem
+from cupyflash._problem import Problem, varlen_problem
 from cupyflash.reference.arrays import Numbers, float64_on_host, on_host, placed, returned, summed_to, wide
 from cupyflash.reference.backward import exact_gradients
 from cupyflash.reference.forward import exact_attention
