@@ -22,6 +22,7 @@ struct BiasTile {
     int owner;                      // matrix of the gradient
     int first_query, first_key;     // 0 where the block walks over them
 
+    // Tiles of queries where the block walks over them, otherwise of keys.
     struct Walk {
         int begin, end;
     };
@@ -48,7 +49,7 @@ struct BiasTile {
         return {max(tiles.begin, own), min(tiles.end, own + 1)};
     }
 
-    // The matrix.
+    // The matrix that the tile is a part of.
     template <typename Params>
     __device__ BiasGradient gradient(const Params& params) const {
         return {params.dbias.matrix(params.owner, owner, params.reduced, 0), params.dbias.row_stride,

@@ -120,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
                 for (int half = 0; half < 2; ++half) {
                     const int i = first_query + warp_row + m * MMA_M + half * 8 + lane / 4;
                     if (i >= sequence.seqlen_q) continue;
+                    // The same query for both keys of a pair.
                     const float2 lse_log2 = {lse_log2_rows[i], lse_log2_rows[i]};
                     const float2 delta = {delta_rows[i], delta_rows[i]};
 #pragma unroll
@@ -147,6 +148,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
     }
 
     if constexpr (SUM_QUERIES) {
+        // Sums over the queries of each warp, in the place of the tiles.
+        static_assert(NUM_WARPS * BLOCK_N * sizeof(float) <= QueryTile::BYTES, "the sums fit into one tile");
         float(*partial)[BLOCK_N] = reinterpret_cast<float(*)[BLOCK_N]>(shared);
         __syncthreads();   // every warp is done with the tiles
 #pragma unroll
@@ -159,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
                 for (int lanes = 4; lanes < WARP_SIZE; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
                 if (lane < 4) partial[warp][n * MMA_N + lane * 2 + e] = sum;
             }
-        __syncthreads();
+        __syncthreads();   // the sums of all warps are there
         own.store_column_sums(params, partial);
     } else {
         const BiasGradient target = own.gradient(params);

@@ -134,6 +134,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
     }
 
     if constexpr (SUM_QUERIES) {
+        // Sums over the queries of each warp, in the place of the tiles.
+        static_assert(NUM_WARPS * BLOCK_N * sizeof(ELEMENT) <= QueryTile::BYTES, "the sums fit into one tile");
         ELEMENT(*partial)[BLOCK_N] = reinterpret_cast<ELEMENT(*)[BLOCK_N]>(shared);
         __syncthreads();   // every warp is done with the tiles
 #pragma unroll
@@ -144,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias_fma(co
             sum += __shfl_xor_sync(FULL_WARP, sum, ROW_LANES);
             if (lane < ROW_LANES) partial[warp][column + n * ROW_LANES] = sum;
         }
-        __syncthreads();
+        __syncthreads();   // the sums of all warps are there
         own.store_column_sums(params, partial);
     } else {
         const BiasGradient target = own.gradient(params);

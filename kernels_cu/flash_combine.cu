@@ -9,7 +9,7 @@
 #include "element.cuh"
 
 using Compute = Element<PARTIAL>::Compute;
-#define BAND_RIGHT 0
+#define BAND_RIGHT 0   // the band is the parts' affair; variant.cuh asks for the constant
 
 #include "dual.cuh"
 #include "philox.cuh"
@@ -44,6 +44,7 @@ extern "C" __global__ void flash_combine(const __grid_constant__ Params params) 
         lse_max = fmax(lse_max, params.partial_lse[part * params.num_rows + at]);
     Compute sink = -infinity();
 #ifdef SINK
+    // A query behind its batch's length has no sink either: its parts have lse -inf.
     if (row < sequence.seqlen_q) sink = Compute(Element<SINK>::load(*rows(params.variant.attn_sink)));
     lse_max = fmax(lse_max, sink);
 #endif

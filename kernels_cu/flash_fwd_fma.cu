@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
                 spread_nonfinite(acc, columns, mask);
             __syncthreads();   // every warp has seen the values
             remove_nonfinite<NUM_THREADS>(value_tile, thread);
-            __syncthreads();
+            __syncthreads();   // they are gone
         }
         accumulate_rescaled(acc, alpha, [&](auto& sum) { multiply<WeightTile>(sum, weight_address, columns); });
     }

@@ -99,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_errors(const __grid_
     if (exists(pair)) {
         const double value = params.value[index], derivative = params.derivative[index];
         const Dual score = {RunningError::of(params.score[index], params.score_error[index]), RunningError(1)};
+        // Once for each way that the comparisons within the error, which the first evaluation counts, may go.
         int open = 0;
         for (unsigned outcomes = 0; outcomes < 1u << open || outcomes == 0; ++outcomes) {
             branches[threadIdx.x] = {outcomes, 0};

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) row_sum(const __grid_c
 
     sum = warp_sum(sum);
     if (thread % WARP_SIZE == 0) warp_sums[thread / WARP_SIZE] = sum;
-    __syncthreads();
+    __syncthreads();   // the sums of all warps are there
     if (thread < WARP_SIZE) {
         sum = warp_sum(thread < NUM_WARPS ? warp_sums[thread] : ELEMENT(0));
         if (thread == 0)

@@ -127,7 +127,6 @@ VARIANTS = [
         )
         for dtype, lengths, arch in zip(("float16", "float32"), ((130, 140), (20, 70)), archs, strict=True)
     ),
-    variant("float16", 66, 70, 16, 16, "sm_75", **summed("pairs")),
     variant("float16", 34, 20, 250, 203, "sm_75", **summed("queries"), views=PACKED),
     variant("bfloat16", 66, 130, 16, 16, "sm_120", **summed("keys"), leading=BATCH),
     variant("float64", 34, 70, 16, 16, "sm_75", **summed("keys"), views=PACKED),
