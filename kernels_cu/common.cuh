@@ -16,7 +16,6 @@ constexpr float LN2 = 0.693147180559945309f;
 constexpr float LOG2_E = 1.442695040888963407f;
 
 __device__ constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
-__device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
 template <bool VALUE>

@@ -2,7 +2,8 @@
 // the sum of their gradients, P * (dP - delta), over all pairs that share an element of the bias.
 //
 // One block owns a tile of the gradient and sums over every batch that shares it, in a fixed order; P is rebuilt from
-// lse. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, those of dbias.cuh and of variant.cuh.
+// lse. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, those of dbias.cuh, variant.cuh and
+// numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"

@@ -2,7 +2,7 @@
 //
 // The algorithm of flash_bwd_dbias.cu with the register tiles of fma.cuh. V and K take turns in one buffer. Constants:
 // ELEMENT (float or double), HEAD_DIM, HEAD_DIM_V (whole 128-byte lines; the true sizes come at run time), BLOCK_M,
-// BLOCK_N, NUM_WARPS, those of dbias.cuh and of variant.cuh.
+// BLOCK_N, NUM_WARPS, those of dbias.cuh, variant.cuh and numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"

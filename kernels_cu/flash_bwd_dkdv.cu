@@ -2,8 +2,8 @@
 //
 // One block owns BLOCK_N keys and walks over the query tiles that see them, of every head and batch
 // that uses these keys, in a fixed order: no atomics. P is rebuilt from lse, transposed, in registers.
-// Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, BAND_RIGHT, and
-// WITH_DKEY, WITH_DVALUE: one gradient at a time where both accumulators do not fit the registers.
+// Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, BAND_RIGHT, those of variant.cuh
+// and numerics.cuh, and WITH_DKEY, WITH_DVALUE: one gradient at a time where not both accumulators fit the registers.
 
 #include "common.cuh"
 #include "ptx.cuh"

@@ -2,7 +2,8 @@
 //
 // One block owns BLOCK_M queries and walks over the key tiles that they see, as the forward does; P is
 // rebuilt from lse. Where queries are broadcast, it sums over every batch that uses them, in a fixed
-// order. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, BAND_RIGHT.
+// order. Constants: ELEMENT, HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, NUM_WARPS, NUM_STAGES, BAND_RIGHT, and those of
+// variant.cuh and numerics.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"

@@ -25,7 +25,7 @@ constexpr bool TILES_APART = TWO_LEVEL;
 constexpr bool TILES_APART = sizeof(Element<ELEMENT>::Bits) > 2;
 #endif
 
-// The exponent range of a type, and 2^whole x for a positive x and a result within it.
+// 2^whole x, for a positive x and a result that is a normal number.
 __device__ __forceinline__ float times_power_of_2(float x, int whole) {
     return __int_as_float(__float_as_int(x) + (whole << 23));
 }

@@ -1,4 +1,5 @@
 // Numbers of a warp's rows and 16 columns as A fragments, rounded to 16 bits, or as sums of two such numbers.
+
 template <typename T, int M_TILES>
 struct Rounded {
     uint32_t pairs[M_TILES][4];

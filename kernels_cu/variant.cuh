@@ -61,11 +61,6 @@ constexpr bool WITH_ALIBI = true;
 #else
 constexpr bool WITH_ALIBI = false;
 #endif
-#ifdef SINK
-constexpr bool WITH_SINK = true;
-#else
-constexpr bool WITH_SINK = false;
-#endif
 
 constexpr bool CHANGES_SCORES = SOFTCAP || SCORE_MOD || WITH_BIAS || WITH_ALIBI;
 // Whether a pair may be removed in any tile, not only where a band or the last key cuts it.
