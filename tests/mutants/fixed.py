@@ -56,14 +56,14 @@ FORWARD = [
     Fault(
         "weights of one row in the place of another's",
         "softmax.cuh",
-        "rounded[m][half + 2 * side] =",
-        "rounded[m][(half ^ side) + 2 * side] =",
+        "this->set(m, half + 2 * side,",
+        "this->set(m, (half ^ side) + 2 * side,",
     ),
     Fault(
         "weights in swapped order",
         "softmax.cuh",
-        "cvt_rn_x2<T>(weight[2 * side], weight[2 * side + 1]);",
-        "cvt_rn_x2<T>(weight[2 * side + 1], weight[2 * side]);",
+        "{weight[2 * side], weight[2 * side + 1]});",
+        "{weight[2 * side + 1], weight[2 * side]});",
     ),
     Fault("weights and results are truncated", "ptx.cuh", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),
     Fault("bfloat16 is truncated", "ptx.cuh", "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32"),
@@ -185,8 +185,8 @@ BACKWARD = [
     Fault(
         "queries in transposed order",
         "flash_bwd_dkdv.cu",
-        "mma_ab<ELEMENT>(dkey, dscore, query_row +",
-        "mma_ab<ELEMENT>(dkey, dscore, query_column +",
+        "dscore.multiply(dkey, query_row +",
+        "dscore.multiply(dkey, query_column +",
     ),
     Fault(
         "the diagonal has no gradient",
@@ -258,7 +258,7 @@ FMA = [
     Fault(
         "exp is an approximation",
         "flash_fwd_fma.cu",
-        "scores[m][n] = exp(scores[m][n] - row_max[m]);",
+        "scores[m][n] = natural_exponential(scores[m][n] - row_max[m]);",
         "scores[m][n] -= row_max[m];\n"
         "scores[m][n] = sizeof(ELEMENT) == 4 ? ex2_approx(scores[m][n] * LOG2_E) : exp(scores[m][n]);",
     ),
@@ -307,7 +307,7 @@ FMA = [
     Fault(
         "exp of a gradient's weight is an approximation",
         "weight_fma.cuh",
-        "return exp(fma(score, scale, -shift));",
+        "return natural_exponential(fma(score, scale, -shift));",
         "score = fma(score, scale, -shift);\nreturn sizeof(ELEMENT) == 4 ? ex2_approx(score * LOG2_E) : exp(score);",
     ),
     Fault(
@@ -330,9 +330,9 @@ FMA = [
     ),
     Fault(
         "the sum of the last tile alone",
-        "fma.cuh",
-        "total[m][c][e] += part[m][c][e];",
-        "total[m][c][e] = part[m][c][e];",
+        "numerics.cuh",
+        "float& total, float part) { total += part; }",
+        "float& total, float part) { total = part; }",
     ),
 ]
 
@@ -424,14 +424,14 @@ VARIANTS = [
     Fault(
         "a sink is added twice",
         "softmax.cuh",
-        "row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, ex2_approx(",
-        "row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, 2.0f * ex2_approx(",
+        "row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, exponential(",
+        "row_sum[m][half] = __fmaf_rn(row_sum[m][half], factor, 2.0f * exponential(",
     ),
     Fault(
         "a sink adds to the sum before it",
         "softmax.cuh",
-        "__fmaf_rn(row_sum[m][half], factor, ex2_approx(",
-        "__fmaf_rn(row_sum[m][half], 1.0f, ex2_approx(",
+        "__fmaf_rn(row_sum[m][half], factor, exponential(",
+        "__fmaf_rn(row_sum[m][half], 1.0f, exponential(",
     ),
     Fault(
         "queries behind the length keep their results",
