@@ -222,9 +222,7 @@ def _fma_defines(problem: Problem, tile: Tile) -> dict[str, int | str]:
         "ELEMENT": ELEMENT[problem.dtype],
         "HEAD_DIM": round_up(problem.head_dim, line),
         "HEAD_DIM_V": round_up(problem.head_dim_v, line),
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "NUM_WARPS": tile.num_warps,
+        **tile.defines,
         **_variant.defines(problem),
         **_numerics.defines(problem.numerics, backward=True),
     }

@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyflash._arrays import check_same_place
 from cupyflash._layouts import Layout, operand_layout
+from cupyflash._lengths import heads_of
 from cupyflash._shapes import Arrangement
 
 BITS = 32
@@ -87,5 +88,5 @@ class BlockMask:
     @staticmethod
     def _leading_sizes(arrangement: Arrangement) -> tuple[int, int]:
         leading = arrangement.leading_shape
-        num_heads = leading[-1] if len(leading) >= 2 else 1
+        num_heads = heads_of(leading)
         return int(np.prod(leading, dtype=int)) // max(num_heads, 1), num_heads

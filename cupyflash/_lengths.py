@@ -23,6 +23,15 @@ def per_batch(leading_shape: tuple[int, ...]) -> tuple[int, ...]:
     return leading_shape[:-1] if len(leading_shape) >= 2 else leading_shape
 
 
+def heads_of(leading_shape: tuple[int, ...]) -> int:
+    """How many heads the leading dimensions of a result have.
+
+    >>> heads_of((2, 8)), heads_of((3,)), heads_of(())
+    (8, 1, 1)
+    """
+    return leading_shape[-1] if len(leading_shape) >= 2 else 1
+
+
 def checked_lengths(
     arrays: Mapping[str, Any], longest: Mapping[str, int], leading_shape: tuple[int, ...], q: Any, kind: str
 ) -> dict[str, np.ndarray]:

@@ -102,7 +102,7 @@ def checked_window(
 
 def checked_dropout(dropout_p: Any, seed: Any) -> tuple[float, int]:
     probability = _finite("dropout_p", dropout_p, "a number from 0 to less than 1")
-    if not 0 <= probability or round(probability * DROPOUT_STEPS) >= DROPOUT_STEPS:
+    if not 0 <= probability or drop_threshold(probability) >= DROPOUT_STEPS:
         raise ValueError(
             f"dropout_p: {dropout_p!r} is not at least 0 and, rounded to a multiple of 2**-32, less than 1"
         )
@@ -111,6 +111,15 @@ def checked_dropout(dropout_p: Any, seed: Any) -> tuple[float, int]:
             raise ValueError(f"seed: None, but dropout_p is {dropout_p!r}; expected a whole number from 0 to 2**64 - 1")
         return probability, 0
     return probability, checked_seed(seed)
+
+
+def drop_threshold(dropout_p: float) -> int:
+    """A pair is dropped where its 32 random bits are below this number.
+
+    >>> drop_threshold(0.25) == 2**30
+    True
+    """
+    return round(dropout_p * DROPOUT_STEPS)
 
 
 def checked_seed(seed: Any) -> int:

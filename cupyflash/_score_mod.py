@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from cupyflash import _config, _launch, _variant
+from cupyflash import _config, _launch
 from cupyflash._arrays import FLOAT64
-from cupyflash._lengths import per_batch
+from cupyflash._lengths import heads_of, per_batch
 from cupyflash._problem import Problem
 from cupyflash._user_functions import aux_dtype, aux_params, user_functions
 
@@ -89,7 +89,7 @@ def _run(problem: Problem, kernel: str, defines: dict[str, int | str] | None = N
         num_pairs=pairs,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
-        num_heads=_variant.num_heads(problem),
+        num_heads=heads_of(problem.leading_shape),
         first_batch=problem.first_batch,
         aux=aux_params(aux),
     )

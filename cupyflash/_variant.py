@@ -14,7 +14,8 @@ import numpy as np
 
 from cupyflash._arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupyflash._layouts import Layout
-from cupyflash._options import DROPOUT_STEPS
+from cupyflash._lengths import heads_of
+from cupyflash._options import drop_threshold
 from cupyflash._problem import Problem
 from cupyflash._shapes import MAX_SEQLEN
 from cupyflash._user_functions import aux_dtype, aux_params, user_functions
@@ -178,11 +179,11 @@ def params(
     if problem.dropout_p:
         values |= {
             "philox": {"key_low": problem.seed % 2**32, "key_high": problem.seed // 2**32},
-            "drop_below": round(problem.dropout_p * DROPOUT_STEPS),
+            "drop_below": drop_threshold(problem.dropout_p),
             "keep_scale": 1 / (1 - problem.dropout_p),
         }
     if _with_batch_number(problem):
-        values |= {"batch_number": operands["batch_number"], "num_heads": num_heads(problem)}
+        values |= {"batch_number": operands["batch_number"], "num_heads": heads_of(problem.leading_shape)}
     if row_max is not None:
         values["row_max"] = row_max
     if user_functions(problem):
@@ -190,11 +191,6 @@ def params(
     if with_block_mask(problem):
         values["block_mask"] = operands["block_mask"]
     return values
-
-
-def num_heads(problem: Problem) -> int:
-    """Of the result: with 4 dimensions or more, axis -3 is heads."""
-    return problem.leading_shape[-1] if len(problem.leading_shape) >= 2 else 1
 
 
 def with_block_mask(problem: Problem) -> bool:

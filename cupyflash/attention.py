@@ -202,8 +202,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
     before: list[Launch] = []
     after: list[Launch] = []
     arrays, layouts = {}, {}
-    packed = problem.packed
-    rows_q, rows_k = (packed.total_q, packed.total_k) if packed else (problem.seqlen_q, problem.seqlen_k)
+    rows_q, rows_k = problem.rows_q, problem.rows_k
     for name, array, layout, rows, columns in (
         ("query", q, problem.q, rows_q, problem.head_dim),
         ("key", k, problem.k, rows_k, problem.head_dim),

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._options import DROPOUT_STEPS, checked_dropout, checked_seed
+from cupyflash._lengths import heads_of
+from cupyflash._options import checked_dropout, checked_seed, drop_threshold
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -57,7 +58,7 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, first_bat
     """
     *leading, rows, columns = _checked_shape(shape)
     threshold = np.uint64(drop_threshold(checked_dropout(dropout_p, checked_seed(seed))[0]))
-    num_heads = leading[-1] if len(leading) >= 2 else 1
+    num_heads = heads_of(tuple(leading))
     mask = np.empty((*leading, rows, columns), bool)
     row, group = np.ogrid[:rows, : -(-columns // 4)]
     if mask.size:
@@ -66,15 +67,6 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, first_bat
             words = philox((group, row, head, first_batch + batch), (seed % 2**32, seed >> 32))
             matrix[...] = np.stack(words, axis=-1).reshape(rows, -1)[:, :columns] >= threshold
     return mask
-
-
-def drop_threshold(dropout_p: float) -> int:
-    """A pair is dropped where its 32 random bits are below this number.
-
-    >>> drop_threshold(0.25) == 2**30
-    True
-    """
-    return round(dropout_p * DROPOUT_STEPS)
 
 
 def philox(counter: Sequence[Any], key: Sequence[int]) -> tuple[np.ndarray, ...]:

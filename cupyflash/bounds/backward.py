@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from cupyflash._arrays import FLOAT64
-from cupyflash._gradients import Gradients, backward_problem
+from cupyflash._gradients import Gradients, backward_problem, operands_of
 from cupyflash._options import Align
 from cupyflash._problem import Problem
 from cupyflash.bounds.arithmetic import Arithmetic, claimed
@@ -146,8 +146,7 @@ def attention_naive_backward(
 
 def _operands(problem: Problem, q, k, v) -> dict:
     """What has a gradient, by name."""
-    optional = ("bias", "alibi_slopes", "attn_sink")
-    return {"q": q, "k": k, "v": v, **{name: problem.operands[name] for name in optional if name in problem.operands}}
+    return {gradient[1:]: operand for gradient, operand in operands_of(problem, q, k, v).items()}
 
 
 def _given(gradients: Gradients) -> dict[str, np.ndarray]:
