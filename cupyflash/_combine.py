@@ -12,7 +12,7 @@ import numpy as np
 from cupyflash import _launch, _variant
 from cupyflash._config import WARP_SIZE, KernelConfig, ceil_div, grid_of, round_up
 from cupyflash._launch import Launch
-from cupyflash._layouts import Layout, merge_batch_dims
+from cupyflash._layouts import Layout
 from cupyflash._options import SPLIT_STEP
 from cupyflash._problem import Problem
 
@@ -78,15 +78,7 @@ def join(problem: Problem, device: Any, parts: Parts, out, out_layout: Layout, l
     rows = _problem_of_rows(problem)
     arrays = {"out": out, **_variant.arrays(rows, device)}
     layouts = {"out": out_layout, **_variant.layouts(rows)}
-    sizes, batch_strides = merge_batch_dims(rows.batch_shape, *(layout.batch_strides for layout in layouts.values()))
-    operands = {
-        name: {
-            "data": device.address(arrays[name]) if name in arrays else 0,
-            "row_stride": layouts[name].row_stride,
-            "batch_stride": strides,
-        }
-        for name, strides in zip(layouts, batch_strides, strict=True)
-    }
+    batch, operands = _launch.operands(device, rows.batch_shape, arrays, layouts)
     with_max = row_max is not None
     params = _launch.pack(
         params_dtype(_variant.params_dtype(rows, _launch.OPERAND, return_max=with_max)),
@@ -95,7 +87,7 @@ def join(problem: Problem, device: Any, parts: Parts, out, out_layout: Layout, l
         partial_max=device.address(parts.row_max) if with_max else 0,
         out=operands["out"],
         lse=0 if lse is None else device.address(lse),
-        batch=_launch.batch_shape(sizes),
+        batch=batch,
         num_rows=parts.lse.shape[1],
         num_parts=parts.count,
         num_batches=problem.num_batches,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from cupyflash import _source
 from cupyflash._config import KernelConfig
-from cupyflash._layouts import MAX_BATCH_DIMS
+from cupyflash._layouts import MAX_BATCH_DIMS, Layout, merge_batch_dims
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 
@@ -207,6 +207,22 @@ def _fill(params: np.ndarray, fields: dict[str, Any]) -> None:
 def batch_shape(sizes: tuple[int, ...]) -> dict[str, Any]:
     """Field values of ``BATCH_SHAPE``."""
     return {"ndim": len(sizes), "size": sizes}
+
+
+def operands(
+    device: Simulator | Gpu, shape: tuple[int, ...], arrays: Mapping[str, Any], layouts: Mapping[str, Layout]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Field values of ``BATCH_SHAPE`` and, for each layout over ``shape``, of ``OPERAND``; no array: address 0."""
+    sizes, batch_strides = merge_batch_dims(shape, *(layout.batch_strides for layout in layouts.values()))
+    fields = {
+        name: {
+            "data": device.address(arrays[name]) if name in arrays else 0,
+            "row_stride": layouts[name].row_stride,
+            "batch_stride": strides,
+        }
+        for name, strides in zip(layouts, batch_strides, strict=True)
+    }
+    return batch_shape(sizes), fields
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import numpy as np
 
 from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, check_same_place
 from cupyflash._numerics import PLAIN, Numerics
-from cupyflash._user_functions import check_one_expression
+from cupyflash._user_functions import PLACES, check_one_expression
 
 Align = Literal["bottom-right", "top-left"]
 Window = tuple[int | None, int | None]
 
 #: What an expression may name beside the arrays of ``aux``.
-EXPRESSION_NAMES = ("score", "b", "h", "i", "j", "L", "S")
+EXPRESSION_NAMES = ("score", *PLACES)
 SPLIT_STEP = 128
 DROPOUT_STEPS = 2**32  # a pair is dropped by comparing 32 random bits
 _AUX_KINDS = "biuf"

@@ -29,7 +29,7 @@ _ARRAY_TYPES = {
     )
 } | {FLOAT16: "::HalfArray", BFLOAT16: "::BFloat16Array"}
 
-_PLACES = ("b", "h", "i", "j", "L", "S")
+PLACES = ("b", "h", "i", "j", "L", "S")
 _FILES = ("score_mod", "mask_mod", "aux")  # that compiler messages name
 _MESSAGE = re.compile(r"^(?P<file>\w[\w./]*)\((?P<line>\d+)\): (catastrophic )?error", re.MULTILINE)
 _CALLED_FROM = re.compile(r'at line (?P<line>\d+) of "?(?P<file>score_mod|mask_mod)\b')
@@ -78,14 +78,14 @@ class UserFunctions:
         if expression is None:
             return []
         arrays = [f", {_ARRAY_TYPES[dtype]} const {array}" for array, dtype in self.aux]
-        places = ", ".join([*first, *(f"const int {place}" for place in _PLACES)])
+        places = ", ".join([*first, *(f"const int {place}" for place in PLACES)])
         with_score = bool(first)
         outer = (
             "Dual score, const Pair& pair, const AuxArrays& aux"
             if with_score
             else "const Pair& pair, const AuxArrays& aux"
         )
-        inner = ["Differentiable(score)"] * with_score + [f"pair.{place}" for place in _PLACES]
+        inner = ["Differentiable(score)"] * with_score + [f"pair.{place}" for place in PLACES]
         inner += [f"aux.array_{number}" for number in range(len(self.aux))]
         call = f"{name}_expression({', '.join(inner)})"
         return [

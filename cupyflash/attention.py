@@ -10,7 +10,6 @@ from cupyflash._arrays import HALF_TYPES, LOG2_E
 from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
 from cupyflash._launch import Gpu, Launch, Simulator
-from cupyflash._layouts import merge_batch_dims
 from cupyflash._numerics import Numerics
 from cupyflash._options import Align, Window
 from cupyflash._problem import Problem, attention_problem
@@ -218,15 +217,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
     optional = _variant.arrays(problem, device)
     arrays |= optional
     layouts |= _variant.layouts(problem)
-    sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layouts[name].batch_strides for name in layouts))
-    operands = {
-        name: {
-            "data": device.address(arrays[name]) if name in arrays else 0,
-            "row_stride": layouts[name].row_stride,
-            "batch_stride": strides,
-        }
-        for name, strides in zip(layouts, batch_strides, strict=True)
-    }
+    batch, operands = _launch.operands(device, problem.batch_shape, arrays, layouts)
     # What the kernel stores: the results, or those of each part of the keys, for another kernel to join.
     with_max, parts = row_max is not None, None
     stored_lse, stored_max = lse, row_max
@@ -244,7 +235,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
         params_dtype,
         **{name: operands[name] for name in ("query", "key", "value", "out")},
         lse=0 if stored_lse is None else device.address(stored_lse),
-        batch=_launch.batch_shape(sizes),
+        batch=batch,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         head_dim=problem.head_dim,

@@ -102,6 +102,18 @@ def attention_varlen_backward(
     ------
     TypeError, ValueError, RuntimeError
         As :func:`cupyflash.attention_backward`.
+
+    Examples
+    --------
+    Two sequences, of 1 and 3 tokens, and a row that belongs to none:
+
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 2, 16)).astype(np.float16)
+    >>> offsets = np.array([0, 1, 4])
+    >>> out, lse = attention_varlen(q, k, v, offsets, offsets, causal=True, return_lse=True)
+    >>> dq, dk, dv = attention_varlen_backward(np.ones_like(out), q, k, v, out, lse, offsets, offsets, causal=True)
+    >>> dv.shape, bool((dq[0] == 0).all()), bool((dv[4] == 0).all())  # the first query sees one key
+    ((5, 2, 16), True, True)
     """
     problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
     targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out)
