@@ -71,4 +71,5 @@ class Pairs:
 
 
 def finite(x: np.ndarray) -> np.ndarray:
+    """With 0 in place of what is not."""
     return np.where(np.isfinite(x), x, 0)

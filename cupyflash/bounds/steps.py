@@ -81,6 +81,7 @@ def terms_of(problem: Problem) -> dict[str, list[str]]:
 
 
 def tiled_errors(problem: Problem, exact: Exact) -> Errors:
+    """Of the kernel for the problem's dtype."""
     return (_tensor_core if problem.dtype in HALF_TYPES else _fma)(problem, exact)
 
 
@@ -178,9 +179,7 @@ def _tensor_core(problem: Problem, exact: Exact) -> Errors:
 
     parts = _Parts.of(problem, exact, logarithm)
     num_keys, num_parts = parts.num_keys, parts.num_parts
-    smallest_tile, largest_tile = (
-        (MIN_KEY_TILE, MAX_KEY_TILE) if numerics.tile is None else (TILE_STEP, numerics.tile[1])
-    )
+    smallest_tile, largest_tile = _key_tiles(problem, (MIN_KEY_TILE, MAX_KEY_TILE))
     num_tiles = np.ceil(num_keys / smallest_tile)
     exp = exp_error(problem, EXP_ERROR)
     final = _final_score_error(problem, exact)
