@@ -11,12 +11,7 @@
 
 using Compute = ELEMENT;
 
-#include "dual.cuh"
-#include "philox.cuh"
-#include "variant.cuh"
-#include "sequence.cuh"
-#include "score.cuh"
-#include "dropout.cuh"
+#include "options.cuh"
 #include "visible.cuh"
 #include "block_range.cuh"
 #include "numerics.cuh"

@@ -13,12 +13,7 @@
 
 using Compute = float;
 
-#include "dual.cuh"
-#include "philox.cuh"
-#include "variant.cuh"
-#include "sequence.cuh"
-#include "score.cuh"
-#include "dropout.cuh"
+#include "options.cuh"
 #include "visible.cuh"
 #include "mask.cuh"
 #include "block_range.cuh"

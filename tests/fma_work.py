@@ -42,6 +42,7 @@ def flash_bwd_dq_fma(problem: Problem, arch: str) -> Work:
     """As in the forward, with dout beside the queries."""
     tile = _backward_config.flash_bwd_dq_fma_tile(problem.dtype, problem.head_dim, problem.head_dim_v, arch)
     tiles, masked_tiles, loaded_keys = visits(problem, tile)
+    query_tiles = _config.ceil_div(problem.seqlen_q, tile.block_m)
     item, queries = problem.dtype.itemsize, problem.num_batches * problem.seqlen_q
     row_bytes = item * (problem.head_dim + problem.head_dim_v)
     return Work(
@@ -49,8 +50,9 @@ def flash_bwd_dq_fma(problem: Problem, arch: str) -> Work:
         # lse and delta of a query are read by the lanes that share it.
         global_load_bytes=(problem.num_batches * loaded_keys + queries) * row_bytes + queries * 2 * ROW_LANES * item,
         global_store_bytes=queries * item * problem.head_dim,
-        # Around the copies of values and of keys, and where non-finite keys are asked for.
-        barriers=problem.num_batches * (4 * tiles + problem.causal * masked_tiles),
+        # Around the copies of values and of keys, where non-finite keys are asked for, and before another batch's
+        # queries take the place of these.
+        barriers=problem.num_batches * (4 * tiles + problem.causal * masked_tiles + query_tiles),
     )
 
 

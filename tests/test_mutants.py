@@ -25,7 +25,8 @@ def test_patterns_find_mutants_of_every_kind_in_every_file():
     assert {m.kind for m in mutants} == {
         "assembly", "cast", "comparison", "condition", "constant", "name", "operator", "order", "sign", "statement",
     }  # fmt: skip
-    assert {m.file for m in mutants} == set(generate.source_files(*generate.ENTRY_FILES))
+    files = set(generate.source_files(*generate.ENTRY_FILES)) - {"options.cuh"}  # which only names others
+    assert {m.file for m in mutants} == files
     assert len(mutants) > 2500
 
 

@@ -186,5 +186,9 @@ def bits(mask: int) -> list[int]:
     >>> bits(0b1011)
     [0, 1, 3]
     """
-    text = bin(mask)[:1:-1]
-    return [i for i, bit in enumerate(text) if bit == "1"]
+    text, found = bin(mask)[:1:-1], []
+    at = text.find("1")
+    while at >= 0:
+        found.append(at)
+        at = text.find("1", at + 1)
+    return found
