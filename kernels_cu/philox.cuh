@@ -6,7 +6,7 @@ struct Philox {
 
     __device__ uint4 operator()(uint4 counter) const {
         uint32_t key0 = key_low, key1 = key_high;
-#pragma unroll
+#pragma unroll 1   // unrolled, it would be most of a kernel, and of the time to compile it
         for (int round = 0; round < 10; ++round) {
             const uint32_t high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
             const uint32_t high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
