@@ -12,7 +12,7 @@ from cupyflash import _source, attention, bounds, ptxsim, reference
 from cupyflash.demo import activations
 from cupyflash.demo.online_softmax import ARCH
 
-RIGHT = "alpha[m][half] = ex2_approx(old_max - max_scaled[m][half]);"
+RIGHT = "alpha[m][half] = exponential(old_max - new_max);"
 WRONG = "alpha[m][half] = 1.0f;"
 
 
