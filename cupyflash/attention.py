@@ -107,8 +107,9 @@ def attention(
         ``h`` (batch and head, from 0), ``i``, ``j``, ``L``, ``S`` (int; lengths of the batch) and names of ``aux``.
         ``score`` carries its derivative and converts to no other number. It has ``+ - * /``, comparisons, ``?:``, abs,
         fabs, min, max, fmin, fmax, exp, log, sqrt, tanh, sin, cos, isnan and pow with a constant exponent; what it
-        meets is rounded to its type, float32 or for float64 inputs float64. ``-INFINITY`` removes a pair. A mask_mod
-        may be a :class:`BlockMask`, from :func:`block_mask`: what it leaves nothing of is then skipped.
+        meets is rounded to its type, float32 or for float64 inputs float64. ``-INFINITY`` removes a pair,
+        ``NAN`` does not. A mask_mod may be a :class:`BlockMask`, from :func:`block_mask`: what it leaves nothing of is
+        then skipped.
     aux : mapping of names to arrays, optional
         C-contiguous arrays that the expressions index, as ``name[n]``; constants: they get no gradient.
     split_size : int, optional

@@ -6,6 +6,7 @@
 // comparison takes: abs that of x at 0, min and max that of their first argument where both are equal.
 
 #define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
 
 template <bool>
 struct Enable {};

@@ -16,6 +16,16 @@ struct Element<Half> {
     static __device__ uint16_t round(float value) { return uint16_t(cvt_rn_x2<Half>(value, 0.0f)); }
 };
 
+// An operand's value in a type that may be narrower. A finite one stays so: it becomes the largest of its sign.
+template <typename To, typename From>
+__device__ __forceinline__ To converted(From value) {
+    if constexpr (sizeof(To) < sizeof(From)) {
+        constexpr From LARGEST = 3.4028234663852886e38;
+        if (fabs(value) > LARGEST && fabs(value) < infinity()) return To(value < 0 ? -LARGEST : LARGEST);
+    }
+    return To(value);
+}
+
 #if __CUDA_ARCH__ >= 800
 template <>
 struct Element<BFloat16> {   // the upper half of a float

@@ -29,6 +29,9 @@ struct Params {
     VariantParams<Operand> variant;
 };
 
+// Unlike fmax, of a number and NaN it is NaN.
+__device__ Compute larger(Compute a, Compute b) { return b > a || b != b ? b : a; }
+
 extern "C" __global__ void flash_combine(const __grid_constant__ Params params) {
     const int lane = threadIdx.x % WARP_SIZE;
     const int64_t query = int64_t(blockIdx.x) * (blockDim.x / WARP_SIZE) + threadIdx.x / WARP_SIZE;
@@ -41,12 +44,13 @@ extern "C" __global__ void flash_combine(const __grid_constant__ Params params) 
 
     Compute lse_max = -infinity();
     for (int part = 0; part < params.num_parts; ++part)
-        lse_max = fmax(lse_max, params.partial_lse[part * params.num_rows + at]);
+        lse_max = larger(lse_max, params.partial_lse[part * params.num_rows + at]);
+    const bool saw_key = lse_max != -infinity();
     Compute sink = -infinity();
 #ifdef SINK
     // A query behind its batch's length has no sink either: its parts have lse -inf.
-    if (row < sequence.seqlen_q) sink = Compute(Element<SINK>::load(*rows(params.variant.attn_sink)));
-    lse_max = fmax(lse_max, sink);
+    if (row < sequence.seqlen_q) sink = converted<Compute>(Element<SINK>::load(*rows(params.variant.attn_sink)));
+    lse_max = larger(lse_max, sink);
 #endif
     const bool saw_none = lse_max == -infinity();
     auto weight = [&](Compute lse) { return saw_none ? Compute(0) : exp(lse - lse_max); };
@@ -62,14 +66,14 @@ extern "C" __global__ void flash_combine(const __grid_constant__ Params params) 
             if (lse == -infinity()) continue;
             total = fma(weight(lse), Element<PARTIAL>::load(params.partial_out[from * params.head_dim_v + d]), total);
         }
-        out[d] = Element<ELEMENT>::round(saw_none ? Compute(0) : total / sum);
+        out[d] = Element<ELEMENT>::round(saw_key ? total / sum : Compute(0));
     }
     if (lane == 0) {
         if (params.lse) params.lse[at] = saw_none ? Compute(-infinity()) : lse_max + log(sum);
 #if RETURN_MAX
         Compute row_max = -infinity();
         for (int part = 0; part < params.num_parts; ++part)
-            row_max = fmax(row_max, params.partial_max[part * params.num_rows + at]);
+            row_max = larger(row_max, params.partial_max[part * params.num_rows + at]);
         params.variant.row_max[at] = row_max;
 #endif
     }

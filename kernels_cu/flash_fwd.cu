@@ -189,9 +189,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
             if (lane % 4 == 0 && row < num_rows) params.variant.row_max[first_row + row] = softmax.row_max(m, half);
 #endif
 #if defined(SINK) && !SPLIT
-            const float sink_log2 = Element<SINK>::load(*rows(params.variant.attn_sink)) * LOG2_E;
+            const float sink_log2 =
+                in_base_2(converted<float>(Element<SINK>::load(*rows(params.variant.attn_sink))));
+            const bool saw_key = softmax.max_scaled[m][half] != NO_KEY;
             const float factor = counts ? softmax.add_sink(m, half, sink_log2) : 0.0f;
-            float inverse = factor * softmax.inverse_sum(m, half);
+            float inverse = saw_key ? factor * softmax.inverse_sum(m, half) : 0.0f;
 #else
             float inverse = softmax.inverse_sum(m, half);
 #endif

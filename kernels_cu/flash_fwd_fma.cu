@@ -216,11 +216,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd_fma(const __
             params.variant.row_max[first_row + query] = largest_score(largest(m, row_max[m]), row_sum[m]);
 #endif
 #if defined(SINK) && !SPLIT
-        const ELEMENT sink = Element<SINK>::load(*rows(params.variant.attn_sink));
+        const bool saw_key = row_sum[m] != ELEMENT(0);
+        const ELEMENT sink = converted<ELEMENT>(Element<SINK>::load(*rows(params.variant.attn_sink)));
         if (query < num_queries) add_sink(acc[m], row_max[m], row_sum[m], sink);
 #endif
         // log 0 = -inf: no key
         if (params.lse && stores) params.lse[first_row + query] = row_max[m] + log(row_sum[m]);
+#if defined(SINK) && !SPLIT
+        if (!saw_key) row_sum[m] = 0;   // no value, whatever the sink is
+#endif
 #if DROPOUT
         row_sum[m] /= dropout.keep_scale;
 #endif

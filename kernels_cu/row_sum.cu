@@ -51,12 +51,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) row_sum(const __grid_c
         const ELEMENT* values = rows(params.values) + first_query;
 #ifdef SINK
         const ELEMENT* lse = rows(params.lse) + first_query;
-        const ELEMENT sink = ELEMENT(Element<SINK>::load(*rows(params.attn_sink)));
+        const ELEMENT sink = converted<ELEMENT>(Element<SINK>::load(*rows(params.attn_sink)));
         if (sink == -infinity()) continue;   // there is none
 #endif
         for (int64_t query = thread; query < num_queries; query += NUM_THREADS) {
 #ifdef SINK
-            sum -= exp(sink - lse[query]) * values[query];
+            // No weight is more than 1, as in weight.cuh.
+            const ELEMENT exponent = sink - lse[query];
+            sum -= exp(exponent > ELEMENT(0) ? ELEMENT(0) : exponent) * values[query];
 #else
             sum += values[query];
 #endif

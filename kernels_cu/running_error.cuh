@@ -32,7 +32,7 @@ struct RunningError {
     template <typename T>
     explicit __device__ RunningError(T constant) : value(double(constant)), error(0) {
         const double rounded = NARROW ? double(float(value)) : value;
-        if (rounded != value) error = isfinite(rounded) ? fabs(rounded - value) : infinity();
+        if (rounded != value && !isnan(value)) error = isfinite(rounded) ? fabs(rounded - value) : infinity();
     }
 
     // Computed with this many roundings from operands that moved it by `moved`.

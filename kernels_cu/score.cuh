@@ -30,7 +30,7 @@ struct ScoreFunction {
         bias = params.variant.bias.of_batch(rows);
 #endif
 #ifdef ALIBI
-        slope = Compute(Element<ALIBI>::load(*rows(params.variant.alibi_slopes)));
+        slope = converted<Compute>(Element<ALIBI>::load(*rows(params.variant.alibi_slopes)));
         shift = sequence.shift;
 #endif
 #if MASK
@@ -56,7 +56,7 @@ struct ScoreFunction {
         if (score.value == -infinity()) return score;   // removed, whatever is added to it
 #endif
 #ifdef BIAS
-        score.value += Compute(Element<BIAS>::load(bias(i, j)));
+        score.value += converted<Compute>(Element<BIAS>::load(bias(i, j)));
 #endif
 #ifdef ALIBI
         score.value = fma(-slope, distance(i, j), score.value);
@@ -91,5 +91,6 @@ private:
 // A score in base 2 for ex2. One that is finite stays so: a large negative bias is a number, only -inf removes.
 __device__ __forceinline__ float in_base_2(float score) {
     const float scaled = score * LOG2_E;
-    return scaled < -3.4e38f && score != -infinity() ? -3.4e38f : scaled;   // and a NaN stays one
+    if (scaled < -3.4e38f && score != -infinity()) return -3.4e38f;
+    return scaled > 3.4e38f && score != infinity() ? 3.4e38f : scaled;   // and a NaN stays one
 }

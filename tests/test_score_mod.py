@@ -257,6 +257,18 @@ def test_minus_infinity_is_exact():
     assert removed.any() and (value_error[removed] == 0).all() and (derivative_error[removed] == 0).all()
 
 
+def test_nan_is_a_constant_like_infinity():
+    q, k, v = inputs()
+    out, lse = attention(q, k, v, score_mod="i == 3 && j == 5 ? NAN : score", mask_mod="NAN != NAN", return_lse=True)
+    expected = np.arange(21) == 3
+    np.testing.assert_array_equal(np.isnan(lse), np.broadcast_to(expected, lse.shape))
+    np.testing.assert_array_equal(np.isnan(out).all(axis=-1), np.isnan(lse))
+    for expression in "i == 3 ? NAN : score", "i == 3 ? score * NAN : score":
+        value, _, error, _ = evaluate_with_error(problem_of(score_mod=expression), np.ones(PAIRS), 0.0)
+        np.testing.assert_array_equal(np.isnan(value), np.broadcast_to(expected[:, None], PAIRS))
+        assert np.isfinite(error[..., :3, :]).all()
+
+
 def test_masks_by_themselves():
     problem = problem_of(mask_mod="i >= j && b == 1 && h < 3", seqlens_q=np.array([21, 5]))
     b, h, i, j = np.ogrid[:2, :4, :21, :33]

@@ -383,8 +383,8 @@ VARIANTS = [
     Fault(
         "the bias is transposed",
         "score.cuh",
-        "score.value += Compute(Element<BIAS>::load(bias(i, j)));",
-        "score.value += Compute(Element<BIAS>::load(bias(j, i)));",
+        "score.value += converted<Compute>(Element<BIAS>::load(bias(i, j)));",
+        "score.value += converted<Compute>(Element<BIAS>::load(bias(j, i)));",
     ),
     Fault(
         "a mask keeps what it removes", "score.cuh", "if (!mask(i, j)) return false;", "if (mask(i, j)) return false;"
@@ -469,7 +469,9 @@ VARIANTS = [
         "query + band_left, int64_t(0)",
         "query + band_left - 1, int64_t(0)",
     ),
-    Fault("the joined parts take no sink", "flash_combine.cu", "lse_max = fmax(lse_max, sink);", "sink = -infinity();"),
+    Fault(
+        "the joined parts take no sink", "flash_combine.cu", "lse_max = larger(lse_max, sink);", "sink = -infinity();"
+    ),
     Fault(
         "parts are joined with equal weights", "flash_combine.cu", "total = fma(weight(lse),", "total = fma(Compute(1),"
     ),
