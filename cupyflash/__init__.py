@@ -16,7 +16,7 @@ from cupyflash.backward import attention_backward, attention_vjp
 from cupyflash.block_mask import block_mask
 from cupyflash.dropout import dropout_mask
 from cupyflash.merge import merge
-from cupyflash.varlen import attention_varlen, attention_varlen_backward
+from cupyflash.varlen import attention_varlen, attention_varlen_backward, attention_varlen_vjp
 
 __all__ = [
     "BlockMask",
@@ -26,6 +26,7 @@ __all__ = [
     "attention_backward",
     "attention_varlen",
     "attention_varlen_backward",
+    "attention_varlen_vjp",
     "attention_vjp",
     "block_mask",
     "bounds",

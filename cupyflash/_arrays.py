@@ -21,7 +21,7 @@ def array_kind(array: Any, name: str) -> Literal["numpy", "cupy"]:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         return "cupy"
-    type_name = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
+    type_name = _type_name(array)
     if isinstance(array, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{name}: {type_name} is not supported; use a plain numpy.ndarray")
     if isinstance(array, np.ndarray):
@@ -29,6 +29,17 @@ def array_kind(array: Any, name: str) -> Literal["numpy", "cupy"]:
     if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
         raise TypeError(f"{name}: {type_name} is not supported; use cupy.from_dlpack(x), or numpy.from_dlpack(x)")
     raise TypeError(f"{name}: expected a numpy.ndarray or a cupy.ndarray, not {type_name}")
+
+
+def described(value: Any) -> str:
+    """What a message says of a value that it did not expect: an array's type, shape and dtype, not its elements.
+
+    >>> described(1.5), described(np.zeros((2, 3)))
+    ('1.5', 'numpy.ndarray of shape (2, 3), dtype float64')
+    """
+    if isinstance(value, np.generic) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return repr(value)
+    return f"{_type_name(value)} of shape {tuple(value.shape)}, dtype {value.dtype}"
 
 
 def check_same_place(array, name: str, q, kind: str) -> None:
@@ -66,6 +77,10 @@ def check_dtype_and_shape(name: str, array: Any, dtype: np.dtype, shape: tuple[i
         raise TypeError(f"{name}: dtype {given}, expected {dtype}")
     if array.shape != shape:
         raise ValueError(f"{name}: shape {array.shape}, expected {shape}")
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def _may_overlap_itself(array) -> bool:

@@ -12,6 +12,7 @@ from cupyflash._arrays import check_same_place
 from cupyflash._layouts import Layout, operand_layout
 from cupyflash._lengths import heads_of
 from cupyflash._shapes import Arrangement
+from cupyflash._user_functions import names_in
 
 BITS = 32
 
@@ -64,6 +65,12 @@ class BlockMask:
         for name, own, size in zip(("batch", "num_heads"), self.bits.shape, allowed, strict=False):
             if own not in (1, size):
                 raise ValueError(f"mask_mod: {self!r}, expected {name} 1 or {size}")
+            place, plural = ("b", "batches") if name == "batch" else ("h", "heads")
+            if own < size and place in names_in(self.mask_mod):
+                raise ValueError(
+                    f"mask_mod: depends on {place}, but its block mask was made for {name} {own}; the call has {size} "
+                    f"{plural}: use block_mask(..., {name}={size})"
+                )
 
     def joined_aux(self, aux: Any) -> Any:
         """Its arrays and those that a call gives for its score_mod."""

@@ -6,6 +6,8 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from cupyflash._arrays import described
+
 PDtype = Literal["input", "float32"]
 Exponential = Literal["ex2.approx", "poly3", "poly5", "accurate"]
 Accumulation = Literal["one-level", "two-level"]
@@ -70,7 +72,7 @@ class Numerics:
         _check_choice("accumulate", self.accumulate, (None, *get_args(Accumulation)))
         threshold = self.rescale_threshold
         if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
-            raise TypeError(f"rescale_threshold: expected 0 or 8, not {threshold!r}")
+            raise TypeError(f"rescale_threshold: expected 0 or 8, not {described(threshold)}")
         _check_choice("rescale_threshold", threshold, RESCALE_THRESHOLDS)
         object.__setattr__(self, "rescale_threshold", float(threshold))
         if self.tile is not None:
@@ -80,15 +82,15 @@ class Numerics:
 def _check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if isinstance(value, str | numbers.Real | None) and value in allowed:
         return
-    raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
+    raise ValueError(f"{name}: {described(value)} is not one of {', '.join(map(repr, allowed))}")
 
 
 def _checked_tile(tile: Any) -> tuple[int, int]:
     if not isinstance(tile, tuple | list) or len(tile) != 2:
-        raise TypeError(f"tile: expected (block_m, block_n) or None, not {tile!r}")
+        raise TypeError(f"tile: expected (block_m, block_n) or None, not {described(tile)}")
     for size in tile:
         if isinstance(size, bool) or not isinstance(size, numbers.Integral):
-            raise TypeError(f"tile: expected (block_m, block_n), both whole numbers, or None, not {tile!r}")
+            raise TypeError(f"tile: expected (block_m, block_n), both whole numbers, or None, not {described(tile)}")
         if size <= 0 or size % TILE_STEP:
             raise ValueError(f"tile: {size} in {tile!r} is not a positive multiple of {TILE_STEP}")
     return int(tile[0]), int(tile[1])

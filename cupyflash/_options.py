@@ -10,7 +10,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, check_same_place
+from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, check_same_place, described
 from cupyflash._numerics import PLAIN, Numerics
 from cupyflash._user_functions import PLACES, check_one_expression
 
@@ -26,7 +26,7 @@ _AUX_KINDS = "biuf"
 
 def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name}: expected True or False, not {value!r}")
+        raise TypeError(f"{name}: expected True or False, not {described(value)}")
     return bool(value)
 
 
@@ -73,7 +73,7 @@ def checked_window(
     ``varying`` says what gives each batch its own lengths, and what shift is then.
     """
     if align is not None and not (isinstance(align, str) and align in ("bottom-right", "top-left")):
-        raise ValueError(f"align: {align!r} is not one of 'bottom-right', 'top-left', None")
+        raise ValueError(f"align: {described(align)} is not one of 'bottom-right', 'top-left', None")
     left, right = _checked_sides(window_size)
     if causal:
         right = 0
@@ -124,7 +124,7 @@ def drop_threshold(dropout_p: float) -> int:
 
 def checked_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise TypeError(f"seed: expected a whole number from 0 to 2**64 - 1, not {seed!r}")
+        raise TypeError(f"seed: expected a whole number from 0 to 2**64 - 1, not {described(seed)}")
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed: {seed!r} is not between 0 and 2**64 - 1")
     return int(seed)
@@ -134,7 +134,12 @@ def check_expression(name: str, expression: Any) -> None:
     if expression is None:
         return
     if not isinstance(expression, str):
-        raise TypeError(f"{name}: expected a C++ expression as a str, or None, not {expression!r}")
+        allowed, instead = {
+            "score_mod": ("a C++ expression as a str, or None", "bias= adds an array to the scores"),
+            "mask_mod": ("a C++ expression as a str, a BlockMask or None", "use mask= for an array"),
+        }[name]
+        hint = f"; {instead}" if hasattr(expression, "dtype") else ""
+        raise TypeError(f"{name}: expected {allowed}, not {described(expression)}{hint}")
     if not expression.strip() or not expression.isascii() or "\0" in expression:
         raise ValueError(f"{name}: {expression!r} is not a C++ expression in ASCII characters")
     check_one_expression(name, expression)
@@ -168,7 +173,9 @@ def check_split_size(split_size: Any) -> None:
     if split_size is None:
         return
     if isinstance(split_size, bool) or not isinstance(split_size, numbers.Integral):
-        raise TypeError(f"split_size: expected a positive multiple of {SPLIT_STEP} or None, not {split_size!r}")
+        raise TypeError(
+            f"split_size: expected a positive multiple of {SPLIT_STEP} or None, not {described(split_size)}"
+        )
     if split_size <= 0 or split_size % SPLIT_STEP:
         raise ValueError(f"split_size: {split_size} is not a positive multiple of {SPLIT_STEP}")
 
@@ -177,7 +184,7 @@ def checked_numerics(numerics: Any) -> Numerics:
     if numerics is None:
         return PLAIN
     if not isinstance(numerics, Numerics):
-        raise TypeError(f"numerics: expected a cupyflash.Numerics or None, not {numerics!r}")
+        raise TypeError(f"numerics: expected a cupyflash.Numerics or None, not {described(numerics)}")
     return numerics
 
 
@@ -209,12 +216,12 @@ def _checked_sides(window_size: Any) -> Window:
     if window_size is None:
         return None, None
     if not isinstance(window_size, tuple | list) or len(window_size) != 2:
-        raise TypeError(f"window_size: expected (left, right) or None, not {window_size!r}")
+        raise TypeError(f"window_size: expected (left, right) or None, not {described(window_size)}")
     for side in window_size:
         if side is None:
             continue
         if isinstance(side, bool) or not isinstance(side, numbers.Integral):
-            raise TypeError(f"window_size: expected whole numbers or None on both sides, not {window_size!r}")
+            raise TypeError(f"window_size: expected whole numbers or None on both sides, not {described(window_size)}")
         if side < 0:
             raise ValueError(f"window_size: {side} in {window_size!r} is negative; None is an open side")
     left, right = (None if side is None else int(side) for side in window_size)
@@ -223,7 +230,7 @@ def _checked_sides(window_size: Any) -> Window:
 
 def _finite(name: str, value: Any, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected {expected}, not {value!r}")
+        raise TypeError(f"{name}: expected {expected}, not {described(value)}")
     try:
         number = float(value)
     except OverflowError:

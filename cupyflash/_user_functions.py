@@ -34,6 +34,7 @@ _FILES = ("score_mod", "mask_mod", "aux")  # that compiler messages name
 _MESSAGE = re.compile(r"^(?P<file>\w[\w./]*)\((?P<line>\d+)\): (catastrophic )?error", re.MULTILINE)
 _CALLED_FROM = re.compile(r'at line (?P<line>\d+) of "?(?P<file>score_mod|mask_mod)\b')
 
+_NOT_AN_ARRAY = "expression must have pointer-to-object type"  # the second subscript of rel[i][j]
 _NOTES = re.compile(r"\n[^\n]*note #")  # about the kernels' own lines
 
 
@@ -116,6 +117,8 @@ class UserFunctions:
                 f"aux: {array!r} cannot be the name of a variable in CUDA C++; the compiler says\n{message}"
             )
         expression = getattr(self, name)
+        if _NOT_AN_ARRAY in message and self.aux:
+            message += f"\n{_flat(self.aux[0][0])}"
         return ValueError(
             f"{name}: {expression!r} is not a CUDA C++ expression of the names allowed; the compiler says\n{message}"
         )
@@ -156,16 +159,37 @@ def aux_params(aux: Mapping[str, Any]) -> dict[str, int]:
 _FORBIDDEN = re.compile(r"""["'#\\]|%:|%>|:>""")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
+#: What an opening bracket is a subscript of; nothing before the captures of a lambda expression.
+_SUBSCRIPTED = re.compile(r"(?P<array>(?!return\b)\b[A-Za-z_]\w*|[)\]])\s*$")
+
+
+def names_in(expression: str) -> set[str]:
+    """The identifiers, keywords too.
+
+    >>> sorted(names_in("x[b] > 0x1b /* h */"))
+    ['b', 'x']
+    """
+    return set(re.findall(r"\b[A-Za-z_]\w*", _COMMENT.sub(" ", expression)))
 
 
 def check_one_expression(name: str, expression: str) -> None:
-    """Raise ValueError where the text, put between brackets, would close them."""
+    """Raise ValueError where the text, put between brackets, would close them, and for a comma in a subscript."""
     code = _COMMENT.sub(" ", expression)
     if forbidden := _FORBIDDEN.search(code):
         raise ValueError(f"{name}: {forbidden[0]!r} in {expression!r} is not a part of an expression")
     opened = []
-    for character in code:
+    for place, character in enumerate(code):
         if character in "([{":
-            opened.append(character)
-        elif character in _BRACKETS and (not opened or opened.pop() != _BRACKETS[character]):
+            opened.append(place)
+        elif character in _BRACKETS and (not opened or code[opened.pop()] != _BRACKETS[character]):
             raise ValueError(f"{name}: {character!r} in {expression!r} closes nothing")
+        elif character == "," and opened and code[opened[-1]] == "[":
+            # The comma operator: rel[i, j] is rel[j].
+            if found := _SUBSCRIPTED.search(code[: opened[-1]]):
+                array = found["array"] if found["array"].isidentifier() else ""
+                subscript = code[opened[-1] :].partition("]")[0] + "]"
+                raise ValueError(f"{name}: {array + subscript!r}: {_flat(array or 'x')}")
+
+
+def _flat(array: str) -> str:
+    return f"arrays of aux are flat, as in C: {array}[i * n + j]"

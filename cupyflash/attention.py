@@ -81,14 +81,16 @@ def attention(
 
     window_size : (left, right), optional
         Query i sees the keys i + shift - left <= j <= i + shift + right only; None leaves a side open. With ``causal``
-        right is 0 at most.
+        right is 0, whatever is given: a larger one is cut to 0.
     align : "bottom-right" or "top-left", optional
         Needed with ``causal``, ``window_size`` or ``alibi_slopes`` where L != S or lengths are given.
     mask : bool array, optional
         True = attend. Broadcasts to (..., L, S), any strides.
     bias : array, optional
         Added to the scores. Broadcasts to (..., L, S), any strides; the inputs' dtype, float32 or float64. A large
-        negative number is a number; -inf removes a pair.
+        negative number is a number; -inf removes a pair. A row whose biases are all huge, as -1e9, is not resolved in
+        float32: its out is the mean of v and what it gives to gradients is wrong, but finite, and 0 where its dout is
+        0. Padding is for ``mask`` or -inf.
     softcap : real number, optional
         Positive.
     alibi_slopes, attn_sink : array, optional

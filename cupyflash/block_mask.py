@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash import _config, _launch
-from cupyflash._arrays import array_kind
+from cupyflash._arrays import array_kind, described
 from cupyflash._block_mask import BITS, BlockMask
 from cupyflash._options import SPLIT_STEP, check_expression, checked_aux
 from cupyflash._score_mod import THREADS, params_dtype
@@ -40,7 +40,8 @@ def block_mask(
     seqlen_q, seqlen_k : int
         L and S of the calls that it is for, which give no lengths.
     batch, num_heads : int
-        Sizes of the result's batch and heads, or 1 where the mask does not depend on ``b`` or ``h``.
+        Sizes of the result's batch and heads, or 1 where the expression does not name ``b`` or ``h``: with 1 it is
+        looked at for b = 0 or h = 0 alone, and a call with more of them refuses an expression that names them.
     aux : mapping of names to arrays, optional
         What the expression indexes. Calls need not give them again, and must not change them.
     block_size : int
@@ -61,8 +62,8 @@ def block_mask(
     >>> window.to_dense()[0, 0, 3].astype(int)
     array([1, 0, 1, 1, 1, 0, 0, 0])
     """
-    if mask_mod is None:
-        raise TypeError("mask_mod: expected a C++ expression as a str, not None")
+    if not isinstance(mask_mod, str):
+        raise TypeError(f"mask_mod: expected a C++ expression as a str, not {described(mask_mod)}")
     check_expression("mask_mod", mask_mod)
     for name, value, least in (
         ("seqlen_q", seqlen_q, 0),
@@ -113,6 +114,6 @@ def block_mask(
 
 def _check_size(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: expected a whole number, not {value!r}")
+        raise TypeError(f"{name}: expected a whole number, not {described(value)}")
     if not least <= value <= MAX_SEQLEN:
         raise ValueError(f"{name}: {value} is not between {least} and {MAX_SEQLEN}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from cupyflash import _launch
 from cupyflash._gradients import Gradients, checked_targets, without_results
+from cupyflash._options import check_flag
 from cupyflash._problem import varlen_problem
 from cupyflash.attention import forward
 from cupyflash.backward import backward
@@ -42,7 +45,8 @@ def attention_varlen(
     lse : with ``return_lse``
     max : with ``return_max``
 
-    In rows after the last sequence out is 0, lse and max -inf.
+    In rows after the last sequence out is 0, lse and max -inf. Gradients are :func:`attention_varlen_backward`'s;
+    :func:`attention_varlen_vjp` returns the result and a function that computes them.
 
     Raises
     ------
@@ -123,6 +127,38 @@ def attention_varlen_backward(
         _fill(gradients.dk, problem.packed.used_k, 0)
         _fill(gradients.dv, problem.packed.used_k, 0)
     return gradients
+
+
+def attention_varlen_vjp(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *, return_lse: bool = False, return_max: bool = False, **options
+) -> tuple[Any, Callable[..., Gradients]]:
+    """``result, pullback`` of a packed batch, as :func:`cupyflash.attention_vjp`.
+
+    result is what :func:`attention_varlen` returns for these arguments, with its ``options`` but ``out``.
+    ``pullback(dout, dlse=None)`` is :func:`attention_varlen_backward` for this call. It keeps its inputs, out and lse,
+    which must not be changed before it is called.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 2, 16)).astype(np.float16)
+    >>> offsets = np.array([0, 1, 4])
+    >>> out, pullback = attention_varlen_vjp(q, k, v, offsets, offsets, causal=True)
+    >>> dq, dk, dv = pullback(np.ones_like(out))
+    >>> bool((dq[:2] == 0).all())  # the first query of each sequence sees one key, whose weight is 1 whatever it is
+    True
+    """
+    if "out" in options:
+        raise TypeError("out: attention_varlen_vjp makes the array that its pullback keeps")
+    check_flag("return_lse", return_lse)
+    offsets = cu_seqlens_q, cu_seqlens_k
+    out, lse, *row_max = attention_varlen(q, k, v, *offsets, return_lse=True, return_max=return_max, **options)
+
+    def pullback(dout, dlse=None) -> Gradients:
+        return attention_varlen_backward(dout, q, k, v, out, lse, *offsets, dlse=dlse, **options)
+
+    results = (out, *([lse] if return_lse else []), *row_max)
+    return (results if len(results) > 1 else out), pullback
 
 
 def _fill(array, used: int, value: float) -> None:

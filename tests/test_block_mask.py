@@ -176,3 +176,39 @@ def test_a_mask_that_is_not_for_the_call(arguments, options, message):
     mask = block_mask("i >= j", **{"seqlen_q": LENGTH, "seqlen_k": LENGTH, **arguments})
     with pytest.raises(ValueError, match=message):
         attention(*inputs(), mask_mod=mask, **options)
+
+
+@pytest.mark.parametrize(
+    ("expression", "sizes", "message"),
+    [
+        (
+            "j <= i + h",
+            {"batch": 2},
+            "depends on h, but its block mask was made for num_heads 1; the call has 2 heads: use",
+        ),
+        (
+            "i > b",
+            {"num_heads": 2},
+            "depends on b, but its block mask was made for batch 1; the call has 2 batches: use",
+        ),
+        ("x[h] < j", {}, r"depends on h, .*: use block_mask\(\.\.\., num_heads=2\)"),
+    ],
+)
+def test_one_mask_for_all_does_not_depend_on_what_they_differ_in(expression, sizes, message):
+    aux = {"x": np.zeros(2)} if "x" in expression else None
+    with pytest.raises(ValueError, match=f"mask_mod: {message}"):
+        attention(*inputs(), mask_mod=block_mask(expression, LENGTH, LENGTH, aux=aux, **sizes))
+
+
+def test_a_mask_for_all_may_have_h_in_other_words_and_comments():
+    q, k, v = (x[:, :, :20] for x in inputs())
+    mask = block_mask("both[j] >= 0x1b /* h and b */", 20, 20, aux={"both": np.full(20, 27)})
+    np.testing.assert_array_equal(attention(q, k, v, mask_mod=mask), attention(q, k, v))
+    one = [x[:1, :1] for x in (q, k, v)]
+    mask = block_mask("j >= b + h", 20, 20)
+    np.testing.assert_array_equal(attention(*one, mask_mod=mask), attention(*one))
+
+
+def test_an_array_is_no_expression():
+    with pytest.raises(TypeError, match=r"mask_mod: .* not numpy.ndarray of shape \(300, 300\), dtype bool$"):
+        block_mask(np.ones((300, 300), bool), 300, 300)

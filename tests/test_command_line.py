@@ -58,6 +58,11 @@ def test_npy_files_in_and_out(folder, capsys):
     assert said.err == ""
 
 
+def test_each_array_of_an_npz_is_said_with_its_own_shape_and_dtype(folder, capsys):
+    assert attend(*FILES, "-o", "out.npz") == 0
+    assert capsys.readouterr().out.endswith("out.npz: out (2, 7, 8) float16, lse (2, 7) float32\n")
+
+
 def test_npz_files_in_and_out_with_options(folder):
     q, k, v = saved()
     np.savez("in.npz", queries=q, keys=k, values=v)

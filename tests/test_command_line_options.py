@@ -66,7 +66,7 @@ def test_a_bfloat16_bias(operands):
         ("--window 1 2 -o out.npy", "align: a window with seqlen_q 7 and seqlen_k 5 needs one of"),
         ("--softcap 0 -o out.npy", "softcap: 0.0 is not between"),
         ("--softcap x -o out.npy", "--softcap: invalid float value: 'x'"),
-        ("--dropout 0.5 -o out.npy", "seed: None, but dropout_p is 0.5"),
+        ("--dropout 0.5 -o out.npy", "--dropout 0.5: needs --seed N, which says what is dropped"),
         ("--dropout 1 --seed 1 -o out.npy", "dropout_p: 1.0 is not at least 0"),
         ("--seed -1 -o out.npy", "seed: -1 is not between 0 and 2**64 - 1"),
         ("--mask missing.npy -o out.npy", "missing.npy: No such file"),

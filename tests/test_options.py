@@ -65,7 +65,11 @@ REFUSALS = [
     # window_size and align
     ({"window_size": 3}, TypeError, r"window_size: expected \(left, right\) or None, not 3"),
     ({"window_size": (1, 2, 3)}, TypeError, r"window_size: expected \(left, right\) or None, not \(1, 2, 3\)"),
-    ({"window_size": np.array([1, 2])}, TypeError, r"window_size: expected \(left, right\) or None, not array"),
+    (
+        {"window_size": np.array([1, 2])},
+        TypeError,
+        r"window_size: expected \(left, right\) or None, not numpy.ndarray of shape",
+    ),
     ({"window_size": (-1, 0)}, ValueError, r"window_size: -1 in \(-1, 0\) is negative; None is an open side"),
     ({"window_size": (None, -1)}, ValueError, r"window_size: -1 in \(None, -1\) is negative; None is an open side"),
     ({"window_size": (1.0, 2)}, TypeError, r"window_size: expected whole numbers or None .* not \(1\.0, 2\)"),
@@ -83,7 +87,7 @@ REFUSALS = [
     ({"softcap": math.nan}, ValueError, "softcap: nan is not finite"),
     ({"softcap": "30"}, TypeError, "softcap: expected a positive number or None, not '30'"),
     ({"softcap": True}, TypeError, "softcap: expected a positive number or None, not True"),
-    ({"softcap": np.ones(1)}, TypeError, "softcap: expected a positive number or None, not array"),
+    ({"softcap": np.ones(1)}, TypeError, "softcap: expected a positive number or None, not numpy.ndarray of shape"),
     # dropout
     ({"dropout_p": 0.1}, ValueError, r"seed: None, but dropout_p is 0\.1; expected a whole number from 0 to 2\*\*64"),
     ({"dropout_p": 1.0, "seed": 0}, ValueError, r"dropout_p: 1\.0 is not at least 0 and, rounded .* less than 1"),
@@ -102,7 +106,7 @@ REFUSALS = [
         TypeError,
         r"score_mod: expected a C\+\+ expression as a str, or None, not <f",
     ),
-    ({"mask_mod": True}, TypeError, r"mask_mod: expected a C\+\+ expression as a str, or None, not True"),
+    ({"mask_mod": True}, TypeError, r"mask_mod: expected a C\+\+ expression as a str, a BlockMask or None, not True"),
     ({"score_mod": " "}, ValueError, r"score_mod: ' ' is not a C\+\+ expression in ASCII characters"),
     ({"mask_mod": "i ≥ j"}, ValueError, r"mask_mod: 'i ≥ j' is not a C\+\+ expression in ASCII characters"),
     ({"mask_mod": "i\0"}, ValueError, r"mask_mod: .* is not a C\+\+ expression in ASCII characters"),
@@ -284,6 +288,24 @@ def test_what_says_what_a_forward_call_returns_is_no_option_of_a_backward_call()
         cupyflash.attention_vjp(*qkv(), out=zeros(2, 4, 5, 6))
     with pytest.raises(TypeError, match="window: is not an option of attention; those are softmax_scale, causal, wind"):
         backward_problem(*results(), window=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("mask_mod", ".* a BlockMask or None, .*; use mask= for an array"),
+        ("score_mod", ".*; bias= adds an array to the scores"),
+        *((name, "") for name in ("causal", "align", "window_size", "softcap", "softmax_scale", "dropout_p", "seed")),
+        *((name, "") for name in ("split_size", "numerics", "return_lse")),
+    ],
+)
+def test_an_array_that_is_not_expected_is_not_printed(name, hint):
+    before, _, after = hint.partition(" None, ")
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: {before}") as caught:
+        cupyflash.attention(*qkv(), **{name: np.ones((5, 6))})
+    said = str(caught.value)
+    assert "numpy.ndarray of shape (5, 6), dtype float64" in said and "1." not in said
+    assert said.endswith(after.removeprefix(".*")) and len(said.splitlines()) == 1
 
 
 def test_naive_takes_three_options():

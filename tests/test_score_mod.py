@@ -326,6 +326,34 @@ def test_what_would_not_be_one_expression(expression, message):
         problem_of(score_mod=expression)
 
 
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("score + rel[i, j]", r"'rel\[i, j\]': arrays of aux are flat, as in C: rel\[i \* n \+ j\]$"),
+        ("score + rel [h, min(i, j), j] * 2", r"'rel\[h, min\(i, j\), j\]': arrays"),
+        ("score + rel[rel[0, 1]]", r"'rel\[0, 1\]'"),
+        ("score + (rel)[i /* , */ , j]", r"'\[i   , j\]'"),
+    ],
+)
+def test_a_comma_in_a_subscript(expression, message):
+    """It would be C's operator, and rel[i, j] rel[j]."""
+    with pytest.raises(ValueError, match=f"score_mod: {message}"):
+        problem_of(score_mod=expression, aux={"rel": np.zeros(99, np.int32)})
+
+
+def test_commas_elsewhere():
+    expression = "score + x[min(i, 2)] + [i, h] { return [i, h] { return i + h; }(); }()"
+    value, _ = evaluate(problem_of(score_mod=expression, aux={"x": np.arange(3.0)}), np.zeros(PAIRS))
+    _, h, i, _ = np.ogrid[:2, :4, :21, :33]
+    np.testing.assert_array_equal(value, np.broadcast_to(np.minimum(i, 2) + i + h, PAIRS))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_two_subscripts(dtype):
+    with pytest.raises(ValueError, match=r"arrays of aux are flat, as in C: rel\[i \* n \+ j\]$"):
+        attention(*inputs(), score_mod="score + rel[i][j]", aux={"rel": np.zeros((21, 33), dtype)})
+
+
 def test_a_comment_and_a_lambda_are_parts_of_an_expression():
     expression = "score + [&] { int sum = 0; for (int n = 0; n < i; ++n) sum += n; return sum; }()  // triangular"
     value, _ = evaluate(problem_of(score_mod=expression), np.zeros(PAIRS))

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from cupyflash import attention_backward, attention_varlen, attention_varlen_backward, bounds, reference, testing
+from cupyflash import (
+    attention_backward,
+    attention_varlen,
+    attention_varlen_backward,
+    attention_varlen_vjp,
+    bounds,
+    reference,
+    testing,
+)
 
 DTYPES = [np.float16, np.float32, np.float64]
 SINK = np.array([1, 2, -3, -np.inf], np.float32)
@@ -87,3 +95,23 @@ def test_a_row_with_a_nan_has_no_maximum(dtype):
     k[2, 0, 0] = np.nan
     _, row_max = attention_varlen(q, k, v, *offsets, return_max=True)
     np.testing.assert_array_equal(np.isnan(row_max), np.broadcast_to(np.arange(9) < 6, (4, 9)) & [[1], [1], [0], [0]])
+
+
+def test_the_pullback_is_the_backward_of_the_call():
+    options = {**OPTIONS["bias of each sequence"], "attn_sink": SINK}
+    (dout, q, k, v, out, lse, *offsets), expected = gradients(np.float32, (6, 0, 3), (5, 2, 70), **options)
+    found_out, pullback = attention_varlen_vjp(q, k, v, *offsets, **options)
+    np.testing.assert_array_equal(found_out, out)
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(pullback(dout), name), getattr(expected, name))
+    (_, found_lse, row_max), pullback = attention_varlen_vjp(
+        q, k, v, *offsets, return_lse=True, return_max=True, **options
+    )
+    np.testing.assert_array_equal(found_lse, lse)
+    assert row_max.shape == lse.shape
+    dlse = np.random.default_rng(4).standard_normal(lse.shape).astype(np.float32)
+    with_dlse = attention_varlen_backward(dout, q, k, v, out, lse, *offsets, dlse=dlse, **options)
+    np.testing.assert_array_equal(pullback(dout, dlse).dq, with_dlse.dq)
+    assert (with_dlse.dq != expected.dq).any()
+    with pytest.raises(TypeError, match="out: attention_varlen_vjp makes the array"):
+        attention_varlen_vjp(q, k, v, *offsets, out=out, **options)

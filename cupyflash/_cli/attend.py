@@ -27,6 +27,9 @@ Inputs are three .npy files, or one .npz with arrays q, k, v (or --names), of on
 --dtype casts. NumPy's format does not know bfloat16 and holds it as two opaque bytes per element (dtype V2):
 --dtype bfloat16 reads such arrays as they are. A bfloat16 result is written as float32, which holds its values
 exactly; --raw-bfloat16 writes V2, for numpy.load(...).view(ml_dtypes.bfloat16).
+
+Options of the call that are for Python alone: alibi_slopes, attn_sink, seqlens, score_mod, mask_mod, split_size,
+numerics, return_max, packed batches and gradients.
 """
 
 
@@ -42,7 +45,11 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--names", nargs=3, metavar=("Q", "K", "V"), help="names of the arrays in an .npz input")
     parser.add_argument("--lse", type=Path, metavar="FILE", help="also write the log-sum-exp of each row, .npy")
     parser.add_argument("--causal", action="store_true", help="query i sees the keys j <= i + shift")
-    parser.add_argument("--align", choices=("bottom-right", "top-left"), help="shift S - L, or 0, of causal and window")
+    parser.add_argument(
+        "--align",
+        choices=("bottom-right", "top-left"),
+        help="shift S - L, or 0; --causal and --window need it where L != S",
+    )
     parser.add_argument(
         "--window",
         nargs=2,
@@ -56,7 +63,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--softcap", type=float, metavar="X", help="scores become X tanh(score / X)")
     parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="probability to drop a weight")
-    parser.add_argument("--seed", type=int, metavar="N", help="which weights are dropped; with --dropout")
+    parser.add_argument("--seed", type=int, metavar="N", help="which weights are dropped; --dropout needs it")
     parser.add_argument("--softmax-scale", type=float, metavar="X", help="default 1 / sqrt(D)")
     parser.add_argument("--dtype", choices=tuple(_DTYPES), help="what the kernel computes in")
     parser.add_argument("--raw-bfloat16", action="store_true", help="write a bfloat16 result as V2")
@@ -72,6 +79,8 @@ def run(args: argparse.Namespace) -> None:
     outputs = _check_outputs(args)
     if args.names and len(args.inputs) != 1:
         raise CommandError("--names: names arrays of an .npz input, but there are several files")
+    if args.dropout and args.seed is None:
+        raise CommandError(f"--dropout {args.dropout}: needs --seed N, which says what is dropped")
     arrays = files.read_operands(args.inputs, args.names or ("q", "k", "v"))
     dtype = _DTYPES.get(args.dtype)
     q, k, v = (files.as_element(array, name, dtype) for name, array in arrays.items())
@@ -91,9 +100,9 @@ def run(args: argparse.Namespace) -> None:
 
     print(f"attention of {q.dtype} q {q.shape}, k {k.shape}, v {v.shape} {place.description}: {seconds:.2f} s")
     for path, what in outputs.items():
-        shape = lse.shape if what == "lse" else out.shape
-        dtype = lse.dtype if what == "lse" else stored.dtype
-        print(f"{path}: {what} {shape} {dtype}")
+        arrays = {"out": stored, "lse": lse}
+        written = (f"{name} {arrays[name].shape} {arrays[name].dtype}" for name in what.split(" and "))
+        print(f"{path}: {', '.join(written)}")
 
 
 def _check_outputs(args: argparse.Namespace) -> dict[Path, str]:
