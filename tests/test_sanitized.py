@@ -156,7 +156,7 @@ def test_no_findings(tested):
 def test_a_result_that_is_not_written_is_found(tested, query):
     """delta of one query, which the kernels of dq and of dk and dv read: there it is half of a pair of queries."""
     text = kernels_cu.source("flash_bwd_delta.cu")
-    store = "params.delta[query] ="
+    store = "params.delta[query] = params.dlse"
     assert text.count(store) == 1
     with planted("flash_bwd_delta.cu", text.replace(store, f"if (query != {query}) {store}")):
         with ptxsim.sanitize() as report:

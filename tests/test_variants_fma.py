@@ -104,10 +104,9 @@ def test_a_value_that_is_not_finite_changes_only_what_sees_it(name):
             testing.assert_same_bits(result[claimed], before[claimed], name=what)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_what_lies_behind_lengths_is_not_read(dtype):
+def test_what_lies_behind_lengths_is_not_read():
     """Bit for bit the results of the lengths alone, and zeros behind them."""
-    rng = np.random.default_rng(2)
+    rng, dtype = np.random.default_rng(2), np.float32
     lengths_q, lengths_k = (70, 3, 0), (66, 90, 7)
     q, dout = (np.full((3, 2, 70, 8), np.nan, dtype) for _ in range(2))
     k, v = (np.full((3, 1, 90, 8), np.nan, dtype) for _ in range(2))
