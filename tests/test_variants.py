@@ -21,7 +21,7 @@ def check(backend, problem, return_max):
     testing.assert_attention_within_bound(out, lse, *inputs, row_max=row_max[0] if row_max else None, **problem.options)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(problem=half_problems, return_max=st.booleans())
 @example(  # a window's tiles begin behind those of a part
     problem=Problem(
@@ -44,7 +44,7 @@ def test_half_types_deep(backend, problem, return_max):
     check(backend, problem, return_max)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=wide_problems, return_max=st.booleans())
 @example(  # matrices without a batch
     problem=Problem("float32", seqlen_q=2, seqlen_k=3, variants=Variants(score_mod="distance")), return_max=False
@@ -80,7 +80,7 @@ def test_each_family_of_biases(backend, values, dtype):
     check(backend, problem, True)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     data=st.data(),
     problem=testing.attention_problems(

@@ -68,8 +68,15 @@ def test_an_option_alone(name):
         assert np.isfinite(bound).all(), what
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize(
+    ("dtype", "arch"),
+    [
+        ("float32", "sm_75"),
+        ("float64", "sm_80"),
+        pytest.param("float32", "sm_80", marks=pytest.mark.deep),
+        pytest.param("float64", "sm_75", marks=pytest.mark.deep),
+    ],
+)
 def test_all_options(dtype, arch):
     leading = GROUPED if arch == "sm_80" else QUERIES_SHARED
     check(problem_of(dtype, leading, **CAUSAL, variants=ALL), arch)

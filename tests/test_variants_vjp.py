@@ -28,7 +28,7 @@ def check(backend, problem):
     testing.assert_gradients_within_bound(gradients, *arguments, **options)
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(problem=half_problems)
 def test_half_types(backend, problem):
     check(backend, problem)
@@ -45,7 +45,7 @@ DROPPED_OVERFLOW = BackwardProblem(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(problem=wide_problems)
 @example(problem=DROPPED_OVERFLOW)
 def test_wide_types(backend, problem):
@@ -66,7 +66,7 @@ def test_wide_types_deep(backend, problem):
     check(backend, problem)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     data=st.data(),
     problem=testing.attention_backward_problems(
