@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -359,7 +360,8 @@ def _explained(config: KernelConfig, error_type: type[Exception]) -> Iterator[No
         raise explained from error
 
 
-_memo: dict[Sequence[Any], Any] = {}
+_MEMO_SIZE = 64  # a module of the simulator takes megabytes; CuPy's are in its cache on the disk, too
+_memo: OrderedDict[Sequence[Any], Any] = OrderedDict()  # the least recently used first
 _memo_lock = threading.RLock()
 
 
@@ -367,4 +369,7 @@ def _memoised(key: Sequence[Any], make: Callable[[], Any]) -> Any:
     with _memo_lock:
         if key not in _memo:
             _memo[key] = make()
+        _memo.move_to_end(key)
+        if len(_memo) > _MEMO_SIZE:
+            _memo.popitem(last=False)
         return _memo[key]

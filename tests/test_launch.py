@@ -49,6 +49,18 @@ def test_parameters_are_laid_out_as_the_kernel_declares_them(kernel, defines, dt
         pytest.fail(nvrtc.getProgramLog(program))
 
 
+def test_the_modules_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr(_launch, "_memo", _launch.OrderedDict())
+    monkeypatch.setattr(_launch, "_MEMO_SIZE", 2)
+    made = []
+
+    def get(key):
+        return _launch._memoised(key, lambda: made.append(key) or key)
+
+    assert [get(key) for key in ("a", "b", "a", "c", "a", "b")] == ["a", "b", "a", "c", "a", "b"]
+    assert made == ["a", "b", "c", "b"]
+
+
 def test_packing_fills_nested_fields_and_leaves_the_rest_zero():
     params = _launch.pack(
         _launch.flash_fwd_params(),
