@@ -45,7 +45,7 @@ def recorded_simulator():
     recorder = Recorder()
     with (
         mock.patch.object(ptxsim, "RawModule", recorder.RawModule),
-        mock.patch.object(_launch, "_memo", {}),
+        mock.patch.object(_launch, "_memo", _launch.OrderedDict()),
         ptxsim.settings(arch=ARCH),
     ):
         yield recorder
@@ -64,7 +64,7 @@ def recorded_gpu():
         mock.patch.object(cupy, "RawModule", recorder.RawModule),
         mock.patch.object(cupy, "empty", allocated),
         mock.patch.object(cupy, "zeros", allocated),
-        mock.patch.object(_launch, "_memo", {}),
+        mock.patch.object(_launch, "_memo", _launch.OrderedDict()),
     ):
         yield recorder
 

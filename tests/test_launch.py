@@ -123,7 +123,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cupy, "RawModule", recorder.RawModule)
     monkeypatch.setattr(cupy, "empty", memory.array)
     monkeypatch.setattr(cupy, "zeros", memory.array)
-    monkeypatch.setattr(_launch, "_memo", {})
+    monkeypatch.setattr(_launch, "_memo", _launch.OrderedDict())
     recorder.array = memory.array
     return recorder
 
