@@ -235,7 +235,7 @@ def test_flags_are_bools(flag, value):
 
 def test_alignment():
     refuses(ValueError, "align: 'left' is not one of", *qkv(), align="left")
-    refuses(ValueError, "align: array", *qkv(), causal=True, align=np.array(["top-left", "top-left"]))
+    refuses(ValueError, "align: numpy.ndarray of shape", *qkv(), causal=True, align=np.array(["top-left", "top-left"]))
     message = r"seqlen_q 4 and seqlen_k 5.*'bottom-right' \(query i sees keys j <= i \+ 1.*'top-left' .*j <= i\)"
     refuses(ValueError, message, *qkv(), causal=True)
 
