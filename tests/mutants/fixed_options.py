@@ -41,6 +41,12 @@ VARIANTS = [
         "a mask keeps what it removes", "score.cuh", "if (!mask(i, j)) return false;", "if (mask(i, j)) return false;"
     ),
     Fault(
+        "-inf of a score function is a number",
+        "score.cuh",
+        "scaled < -3.4e38f && score != -infinity()",
+        "scaled < -3.4e38f",
+    ),
+    Fault(
         "heads and batches of dropout are swapped",
         "dropout.cuh",
         "{uint32_t(j) >> 2, uint32_t(i), head, batch}",
