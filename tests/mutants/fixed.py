@@ -75,7 +75,10 @@ FORWARD = [
         "ceil_div(seen_by_all, BLOCK_N)",
     ),
     Fault(
-        "masked tiles are visited", "block_range.cuh", "ceil_div(seen_by_any, BLOCK_N)", "ceil_div(sequence.seqlen_k, BLOCK_N)"
+        "masked tiles are visited",
+        "block_range.cuh",
+        "ceil_div(seen_by_any, BLOCK_N)",
+        "ceil_div(sequence.seqlen_k, BLOCK_N)",
     ),
     Fault(
         "a bank conflict in every load",
