@@ -23,14 +23,7 @@ mutants: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.mutants
 
 experiments: $(STAMP)
-	$(BIN)/python -m experiments.online_softmax
-	$(BIN)/python -m experiments.io_traffic
-	$(BIN)/python -m experiments.io_table
-	$(BIN)/python -m experiments.bound_audit
-	$(BIN)/python -m experiments.memory
-	$(BIN)/python -m experiments.sparse_work
-	$(BIN)/python -m experiments.simulator_speed
-	$(BIN)/python -m experiments.kernel_debugging
+	$(BIN)/python -m experiments all
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

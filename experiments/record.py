@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import datetime
+import functools
 import os
 import platform
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import cupyflash
+from experiments.experiment import Row
 
 RESULTS = Path(__file__).parent / "results"
 
-STANDARD, OURS, EXTRA = "#b8442f", "#1f6f8b", "#7a7a7a"  # colours: the standard method, cupyflash, all else
+# Colours that colour-blind readers and black-and-white prints tell apart: the standard method, cupyflash, all else.
+STANDARD, OURS, EXTRA = "#b8442f", "#1f6f8b", "#7a7a7a"
+COLOURS = (OURS, STANDARD, "#c79a2b", "#5b4a8a", "#3f8f5f", EXTRA, "#000000")
 
 _STYLE = {
     "figure.facecolor": "white",
@@ -27,28 +30,11 @@ _STYLE = {
     "axes.grid": True,
     "grid.color": "#e6e6e6",
     "axes.axisbelow": True,
+    "axes.titlelocation": "left",
     "font.size": 11,
     "savefig.dpi": 150,
+    "svg.hashsalt": "cupyflash",  # the same figure is the same file
 }
-
-
-def arguments(
-    description: str, *, quick: Mapping[str, list[int]] | None = None, **sizes: list[int]
-) -> argparse.Namespace:
-    """Parse the command line: lists of sizes with their defaults, smaller ones for ``--quick``, and where to write."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    for name, default in sizes.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, nargs="+", default=default, metavar="N", help=f"default {default}"
-        )
-    if quick is not None:
-        parser.add_argument("--quick", action="store_true", help=f"small sizes instead: {quick}")
-    parser.add_argument("--results", type=Path, default=RESULTS, help=f"directory to write to, default {RESULTS}")
-    args = parser.parse_args()
-    if quick is not None and args.quick:
-        vars(args).update(quick)
-    args.results.mkdir(parents=True, exist_ok=True)
-    return args
 
 
 def nvrtc_version() -> str:
@@ -58,48 +44,77 @@ def nvrtc_version() -> str:
     return ".".join(str(part) for part in nvrtc.getVersion())
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows of one set of columns, below comments on date, machine, versions and command.
+def _processor() -> str:
+    """As the system names it, where it does."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
-    ``pandas.read_csv(path, comment="#")`` reads it.
-    """
-    rows = list(rows)
-    command = f"python -m experiments.{path.stem} {' '.join(sys.argv[1:])}".rstrip()
+
+@functools.cache
+def environment(backend: str, sizes: str) -> Row:
+    """The first columns of every CSV: when, where, with what, and with which sizes ("full", "quick" or as given)."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{_processor()} x {os.cpu_count()}, {platform.system()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "nvrtc": nvrtc_version(),
+        "cupyflash": cupyflash.__version__,
+        "backend": backend,
+        "sizes": sizes,
+    }
+
+
+ENVIRONMENT = ("date", "machine", "python", "numpy", "nvrtc", "cupyflash", "backend", "sizes")
+
+
+def write_csv(path: Path, rows: Sequence[Row], environment: Row) -> None:
+    """Rows of one set of columns, each after the columns of the environment."""
     with open(path, "w", newline="", encoding="utf-8") as file:
-        file.write(f"# date: {datetime.date.today().isoformat()}\n")
-        file.write(f"# machine: {platform.platform()}, {platform.machine()}, {os.cpu_count()} cores\n")
-        file.write(
-            f"# Python {platform.python_version()}, NVRTC {nvrtc_version()}, cupyflash {cupyflash.__version__}\n"
-        )
-        file.write(f"# command: {command}\n")
-        writer = csv.DictWriter(file, rows[0].keys())
+        writer = csv.DictWriter(file, [*environment, *rows[0]])
         writer.writeheader()
-        writer.writerows(
-            {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows
-        )
-    print(f"wrote {path}")
+        for row in rows:
+            writer.writerow({**environment, **{name: _written(value) for name, value in row.items()}})
+
+
+def _written(value: Any) -> Any:
+    return f"{float(value):.6g}" if isinstance(value, float | np.floating) else value
+
+
+def read_csv(path: Path) -> tuple[list[Row], Row]:
+    """Rows without the columns of the environment, values as they were written; and the environment."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    environment = {name: rows[0][name] for name in ENVIRONMENT}
+    return [{name: _read(text) for name, text in row.items() if name not in ENVIRONMENT} for row in rows], environment
+
+
+def _read(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    for kind in int, float:
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+_WORDS = {"": None, "True": True, "False": False}
 
 
 @contextlib.contextmanager
-def figure(path: Path, *shape: int, size: tuple[float, float], **options) -> Iterator[Any]:
-    """A new figure and its axes (``matplotlib.pyplot.subplots``), saved to ``path`` at the end."""
+def figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """An empty ``matplotlib.figure.Figure``, saved as PNG and SVG beside ``path`` at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     with pyplot.rc_context(_STYLE):
-        new, axes = pyplot.subplots(*shape, figsize=size, layout="constrained", **options)
-        yield axes
-        new.savefig(path)
+        new = pyplot.figure(figsize=size, layout="constrained")
+        yield new
+        new.savefig(path.with_suffix(".png"))
+        new.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         pyplot.close(new)
-    print(f"wrote {path}")
-
-
-@contextlib.contextmanager
-def timed(what: str) -> Iterator[None]:
-    """Say what is being done and how long it took."""
-    print(f"{what} ...", end=" ", flush=True)
-    start = time.perf_counter()
-    yield
-    print(f"{time.perf_counter() - start:.1f} s")

@@ -8,14 +8,13 @@ NumPy, the tiles that hold a pair that is left. One head, float16.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ProcessPoolExecutor
-
 import numpy as np
 
 from cupyflash import _backward_config, _config, attention, attention_backward, block_mask, ptxsim
 from cupyflash._problem import attention_problem
 from experiments import record
+from experiments.experiment import Experiment, Outcome, Row
+from experiments.parallel import measure_all
 
 HEAD_DIM = 64
 ARCH = "sm_80"
@@ -62,8 +61,9 @@ def flops_of_tiles(left: np.ndarray, config: _config.KernelConfig, products: int
     return int(tiles[: exist[0], : exist[1]].sum()) * 2 * block_m * block_n * HEAD_DIM * products
 
 
-def measure(mask: str, seqlen: int) -> dict[str, int | str]:
+def count(case: tuple[str, int]) -> Row:
     """FLOPs counted, beside the formula."""
+    mask, seqlen = case
     rng = np.random.default_rng(seqlen)
     q, k, v, dout = rng.standard_normal((4, seqlen, HEAD_DIM)).astype(np.float16)
     with ptxsim.settings(arch=ARCH):
@@ -75,7 +75,6 @@ def measure(mask: str, seqlen: int) -> dict[str, int | str]:
     problem = attention_problem(q, k, v, **arguments)
     dkdv = _backward_config.dkdv(problem, ARCH, 1, with_dkey=True, with_dvalue=True)
     block = BLOCK if "mask_mod" in arguments else 0
-    print(f"counted {mask}, N = {seqlen}", flush=True)
     return {
         "mask": mask,
         "seqlen": seqlen,
@@ -88,7 +87,12 @@ def measure(mask: str, seqlen: int) -> dict[str, int | str]:
     }
 
 
-def draw(axes, rows: list[dict[str, int | str]], direction: str) -> None:
+def measure(seqlens: list[int]) -> list[Row]:
+    """A row per mask and N."""
+    return measure_all(count, [(mask, seqlen) for mask in MASKS for seqlen in seqlens], work=lambda case: case[1])
+
+
+def draw_direction(axes, rows: list[Row], direction: str) -> None:
     """FLOPs against N; markers are counts, lines the formula."""
     for mask, colour in MASKS.items():
         of_mask = [row for row in rows if row["mask"] == mask]
@@ -108,21 +112,52 @@ def draw(axes, rows: list[dict[str, int | str]], direction: str) -> None:
     axes.set_title(f"{direction.capitalize()}, head_dim {HEAD_DIM}", loc="left")
 
 
-def main() -> None:
-    args = record.arguments(__doc__, seqlens=[512, 1024, 2048, 4096])
-    print("Counting the work under each mask, a process per core; the longest ones first.")
-    cases = sorted(((n, mask) for n in args.seqlens for mask in MASKS), reverse=True)
-    lengths, masks = zip(*cases, strict=True)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(measure, masks, lengths))
-    rows.sort(key=lambda row: (list(MASKS).index(row["mask"]), row["seqlen"]))
-    record.write_csv(args.results / "sparse_work.csv", rows)
-    with record.figure(args.results / "sparse_work.png", 1, 2, size=(11.0, 4.6)) as panels:
-        for axes, direction in zip(panels, ("forward", "backward"), strict=True):
-            draw(axes, rows, direction)
-        handles, labels = panels[0].get_legend_handles_labels()
-        panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+def draw(figure, rows: list[Row]) -> None:
+    """A panel per direction."""
+    panels = figure.subplots(1, 2)
+    for axes, direction in zip(panels, ("forward", "backward"), strict=True):
+        draw_direction(axes, rows, direction)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 
 
-if __name__ == "__main__":
-    main()
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """Counts against the formula, and what N does to them."""
+    different = [r for r in rows for d in ("forward", "backward") if r[f"{d}_flops"] != r[f"{d}_formula"]]
+    longest = max(row["seqlen"] for row in rows)
+    flops = {(row["mask"], row["seqlen"]): row["forward_flops"] for row in rows}
+    growth = {mask: flops[mask, longest] / flops[mask, longest // 2] for mask in MASKS}
+    window = f"window of {WINDOW}"
+    return [
+        Outcome(
+            "FLOPs counted and by formula, forward and backward",
+            "equal in every row",
+            f"equal in {2 * len(rows) - len(different)} of {2 * len(rows)}",
+            not different,
+        ),
+        Outcome(
+            f"forward, N {longest // 2} to {longest}: all keys",
+            "4 times the work",
+            f"{growth['all keys']:.2f} times",
+            growth["all keys"] == 4,
+        ),
+        Outcome(
+            f"forward, N {longest // 2} to {longest}: {window}",
+            "2 to 2.5 times the work, 2 in the limit",
+            f"{growth[window]:.2f} times",
+            2 <= growth[window] <= 2.5,
+        ),
+    ]
+
+
+EXPERIMENT = Experiment(
+    claim="A window, a causal mask or a block mask (documents, a window with global keys) does the work of the tiles "
+    "that hold a pair that is left, forward and backward: with the length for a window, with its square for all keys",
+    caption="Tensor-core work under each mask: a window's grows with N, that of all keys with its square.",
+    measure=measure,
+    draw=draw,
+    outcomes=outcomes,
+    full={"seqlens": [512, 1024, 2048, 4096]},
+    quick={"seqlens": [256, 512]},
+    figure_size=(11.0, 4.6),
+)

@@ -46,7 +46,7 @@ TORCH_TYPES = ["float16", "bfloat16", "float32", "float64"]
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
 def test_torch_function(torch, dtype):
-    from experiments import torch_bridge
+    from experiments.examples import torch_bridge
 
     shapes = (2, 33, 4, 24), (2, 70, 4, 24), (2, 70, 4, 16), (2, 4, 33, 16), (2, 4, 33)
     options = {"softmax_scale": 0.3, "causal": True, "align": "bottom-right"}
@@ -78,7 +78,7 @@ def test_torch_function(torch, dtype):
 
 
 def test_torch_gradcheck(torch):
-    from experiments import torch_bridge
+    from experiments.examples import torch_bridge
 
     def both(q, k, v):
         return torch_bridge.attention(q, k, v, return_lse=True, causal=True, align="bottom-right")
@@ -90,7 +90,7 @@ def test_torch_gradcheck(torch):
 
 
 def test_torch_bfloat16_shares_memory(torch):
-    from experiments.torch_bridge import as_array, as_tensor
+    from experiments.examples.torch_bridge import as_array, as_tensor
 
     tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T
     array = as_array(tensor)
@@ -101,7 +101,7 @@ def test_torch_bfloat16_shares_memory(torch):
 
 
 def test_torch_differences_are_small(torch, capsys):
-    from experiments import torch_bridge
+    from experiments.examples import torch_bridge
 
     torch_bridge.main()
     lines = capsys.readouterr().out.splitlines()
@@ -114,7 +114,7 @@ JAX_TYPES = ["float16", "bfloat16", "float32"]
 
 @pytest.mark.parametrize("dtype", JAX_TYPES)
 def test_jax_function(jax, dtype):
-    from experiments import jax_bridge
+    from experiments.examples import jax_bridge
 
     q, k, v, dout = drawn(jax.numpy.dtype(dtype), (2, 4, 33, 24), (2, 2, 70, 24), (2, 2, 70, 16), (2, 4, 33, 16))
     (dlse,) = drawn(np.float32, (2, 4, 33))
@@ -144,7 +144,7 @@ def test_jax_function(jax, dtype):
 def test_jax_check_grads(jax):
     from jax.test_util import check_grads
 
-    from experiments import jax_bridge
+    from experiments.examples import jax_bridge
 
     def both(q, k, v):
         return jax_bridge.attention(q, k, v, None, True, "bottom-right")
@@ -154,7 +154,7 @@ def test_jax_check_grads(jax):
 
 
 def test_jax_maps_over_a_batch(jax):
-    from experiments import jax_bridge
+    from experiments.examples import jax_bridge
 
     q, k, v = drawn(np.float16, *[(3, 2, 20, 16)] * 3)
     out, lse = jax.vmap(jax_bridge.attention)(q, k, v)
@@ -163,7 +163,7 @@ def test_jax_maps_over_a_batch(jax):
 
 
 def test_jax_differences_are_small(jax, capsys):
-    from experiments import jax_bridge
+    from experiments.examples import jax_bridge
 
     jax_bridge.main()
     lines = capsys.readouterr().out.splitlines()

@@ -21,7 +21,6 @@ from experiments import (
     memory,
     online_softmax,
     simulator_speed,
-    sparse_work,
 )
 
 PNG = b"\x89PNG"
@@ -47,19 +46,6 @@ def read(path):
     lines = path.read_text().splitlines()
     comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     return comments, list(csv.DictReader(lines[len(comments) :]))
-
-
-def test_sparse_work(tmp_path, monkeypatch):
-    rows = run(sparse_work, tmp_path, monkeypatch, "--seqlens", "300", "600")
-    assert len(rows) == 2 * len(sparse_work.MASKS)
-    for row in rows:
-        for direction in "forward", "backward":
-            assert row[f"{direction}_flops"] == row[f"{direction}_formula"], row
-    causal, everything = (
-        next(int(row["forward_flops"]) for row in rows if row["mask"] == mask and row["seqlen"] == "600")
-        for mask in ("causal", "all keys")
-    )
-    assert causal < 0.7 * everything
 
 
 def test_io_traffic(tmp_path, monkeypatch):

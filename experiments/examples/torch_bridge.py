@@ -1,7 +1,7 @@
 """Attention for PyTorch tensors, forward and backward; needs ``pip install torch``.
 
 Tensors on the CPU share their memory with NumPy arrays and run in the simulator, tensors on a GPU share theirs with
-CuPy arrays through DLPack. ``python -m experiments.torch_bridge`` compares with PyTorch's own attention.
+CuPy arrays through DLPack. ``python -m experiments.examples.torch_bridge`` compares with PyTorch's own attention.
 """
 
 from __future__ import annotations

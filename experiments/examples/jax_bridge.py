@@ -1,7 +1,7 @@
 """Attention for JAX arrays, forward and backward, under jit, grad and vmap; needs ``pip install jax``.
 
 The arrays go through the host as NumPy arrays and run in the simulator, wherever JAX keeps them. ``python -m
-experiments.jax_bridge`` compares with JAX's own attention.
+experiments.examples.jax_bridge`` compares with JAX's own attention.
 """
 
 from __future__ import annotations

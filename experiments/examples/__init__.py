@@ -1,0 +1,1 @@
+"""cupyflash beside other libraries: run one with ``python -m experiments.examples.NAME``."""
