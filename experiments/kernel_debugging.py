@@ -6,7 +6,8 @@ goes through both from the command line.
 `transpose.cu` reads columns of a 32 x 32 tile in shared memory, whose words all lie in one bank: 32 wavefronts where
 one unused column of PADDING leaves one. `product.cu` overwrites its tiles while other warps may still read them: a
 race that the sanitizer reports, and that gives wrong elements as soon as the warps do not run in step; SECOND_BARRIER
-orders them.
+orders them. All of it is counted or found by the simulator; which warp does what when is noted by the kernel itself, in
+device memory.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from cupyflash import ptxsim
 from experiments import record
+from experiments.experiment import Experiment, Outcome, Row
 
 SOURCES = Path(__file__).parent / "kernels"
 TRANSPOSE, PRODUCT = "transpose.cu", "product.cu"
 VARIANTS = {TRANSPOSE: ("PADDING=0", "PADDING=1"), PRODUCT: ("FIRST_BARRIER", "SECOND_BARRIER")}
 TRANSPOSE_SIZE, PRODUCT_SIZE = 128, 64
-LOCKSTEP, RANDOM = "lockstep", "random"
+LOCKSTEP, RANDOM = "lockstep", "random"  # orders of warps
+ACCESSES = ("tile written at", "tile read at")  # the time counts accesses of a block's warps
 TOLERANCE = 1e-3  # far above the rounding of 64 products, far below one of them
 
 
@@ -60,109 +64,61 @@ def product(define: str, schedule: str = LOCKSTEP, seed: int = 0) -> np.ndarray:
     return np.abs(c - a.astype(np.float64) @ b) > TOLERANCE
 
 
-def findings(define: str) -> list[ptxsim.Finding]:
-    """What the sanitizer says of a product in lockstep."""
-    with ptxsim.sanitize() as report:
-        product(define)
-    return report.findings
+def measure(seeds: list[int]) -> list[Row]:
+    """Both kernels, each with its fault and without it; the first seed's order of warps is the one that is drawn."""
+    return bank_conflict() + missing_barrier(seeds)
 
 
-def bank_conflict(folder: Path) -> list[dict[str, object]]:
-    """Count both transpositions and draw them; rows for the CSV."""
-    counted = {define: wavefronts(define) for define in VARIANTS[TRANSPOSE]}
-    text = (SOURCES / TRANSPOSE).read_text(encoding="utf-8").splitlines()
-    with record.figure(
-        folder / "kernel_debugging_bank_conflict.png",
-        *(1, 3),
-        size=(12.0, 4.0),
-        width_ratios=(2.6, 1, 1),
-        sharey=True,
-    ) as (code, *panels):
-        draw_source(code, text, marked={line: record.STANDARD for line in conflicting(counted)})
-        most = max(count for lines in counted.values() for count, _ in lines.values())
-        for axes, (define, lines) in zip(panels, counted.items(), strict=True):
-            draw_wavefronts(axes, define, lines, most)
+def measured(kernel: str, variant: str, what: str, value: int, **where) -> Row:
+    """A row; ``where`` are those of line, other_line, order, warp and tile that apply."""
+    places = dict.fromkeys(("line", "other_line", "order", "warp", "tile"))
+    return {"kernel": kernel, "variant": variant, "what": what, **places, **where, "value": value}
+
+
+def bank_conflict() -> list[Row]:
+    """Wavefronts of each line of both transpositions."""
     return [
-        {"kernel": TRANSPOSE, "variant": define, "line": line, "what": what, "value": value}
-        for define, lines in counted.items()
-        for line, both in lines.items()
+        measured(TRANSPOSE, define, what, value, line=line)
+        for define in VARIANTS[TRANSPOSE]
+        for line, both in wavefronts(define).items()
         for what, value in zip(("shared wavefronts", "ideal shared wavefronts"), both, strict=True)
     ]
 
 
-def conflicting(counted: dict[str, dict[int, tuple[int, int]]]) -> list[int]:
-    """Lines that take more wavefronts than they need, in any variant."""
-    return sorted({line for lines in counted.values() for line, (count, ideal) in lines.items() if count > ideal})
-
-
-def draw_source(axes, text: list[str], marked: dict[int, str]) -> None:
-    """Source lines from above, each at its number; marked ones on a coloured ground."""
-    axes.set(xlim=(0, 1), ylim=(len(text) + 0.6, 0.4))
-    axes.axis("off")
-    for number, line in enumerate(text, start=1):
-        if number in marked:
-            axes.axhspan(number - 0.5, number + 0.5, color=marked[number], alpha=0.18, linewidth=0)
-        options = {"va": "center", "family": "monospace", "fontsize": 8}
-        axes.text(0.03, number, number, ha="right", color="#9a9a9a", **options)
-        axes.text(0.05, number, line, **options)
-
-
-def draw_wavefronts(axes, define: str, lines: dict[int, tuple[int, int]], most: int) -> None:
-    """A bar for each line that accesses shared memory."""
-    for line, (count, ideal) in lines.items():
-        colour = record.STANDARD if count > ideal else record.OURS
-        axes.barh(line, count, height=0.8, color=colour)
-        inside = count > most / 2
-        axes.annotate(
-            f"{count:,}: {count / ideal:g} per phase",
-            (count, line),
-            (-5 if inside else 5, 0),
-            textcoords="offset points",
-            va="center",
-            ha="right" if inside else "left",
-            fontsize=9,
-            color="white" if inside else colour,
-        )
-    axes.set_xlim(0, 1.05 * most)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(left=False, labelleft=False)
-    axes.set_xlabel("shared-memory wavefronts")
-    axes.set_title(define, loc="left", family="monospace")
-
-
-def missing_barrier(folder: Path, seeds: list[int]) -> list[dict[str, object]]:
-    """Check both products, run them in many orders and draw one; rows for the CSV."""
-    rows, found, timelines = [], {}, {}
+def missing_barrier(seeds: list[int]) -> list[Row]:
+    """What is found in both products in lockstep; their wrong elements in many orders of warps; one order in detail."""
+    rows = []
     for define in VARIANTS[PRODUCT]:
-        found[define], timelines[define] = findings(define), timeline(define, seeds[0])
-        measured = [(finding.where, f"{finding.kind} with {finding.other}", finding.count) for finding in found[define]]
-        for schedule, seed in [(LOCKSTEP, 0), *((RANDOM, seed) for seed in seeds)]:
-            order = schedule + f", seed {seed}" * (schedule == RANDOM)
-            measured.append(("", f"wrong elements, {order}", int(product(define, schedule, seed).sum())))
-        too_late = int(overwritten(timelines[define]).sum())
-        measured.append(("", f"tiles read too late by a warp, {RANDOM}, seed {seeds[0]}", too_late))
-        rows += [
-            {"kernel": PRODUCT, "variant": define, "line": place.rpartition(":")[2], "what": what, "value": value}
-            for place, what, value in measured
-        ]
-    with record.figure(
-        folder / "kernel_debugging_missing_barrier.png", 2, 2, size=(13.0, 5.6), width_ratios=(1, 1.35), sharex="col"
-    ) as axes:
-        code = axes[0, 0].figure.add_subplot(axes[0, 0].get_gridspec()[:, 0])
-        for unused in axes[:, 0]:
-            unused.remove()
-        draw_races(code, found[VARIANTS[PRODUCT][0]])
-        for panel, define in zip(axes[:, 1], VARIANTS[PRODUCT], strict=True):
-            late, wrong = overwritten(timelines[define]), product(define, RANDOM, seeds[0])
-            draw_timeline(panel, timelines[define], late)
-            barriers = "one barrier" if define == VARIANTS[PRODUCT][0] else "with SECOND_BARRIER"
-            panel.set_title(
-                f"{barriers}: {late.sum()} of {late.size} tiles read too late, {wrong.sum():,} elements of c wrong",
-                loc="left",
-                fontsize=11,
-            )
-        axes[1, 1].set_xlabel("time: warps write (squares) and read (discs) tiles 0 to 3")
+        for line, other, count in races(define):
+            rows.append(measured(PRODUCT, define, "shared race", count, line=line, other_line=other))
+        orders = [(LOCKSTEP, 0), *((RANDOM, seed) for seed in seeds)]
+        for schedule, seed in tqdm(orders, desc=define, unit="order"):
+            order = order_name(schedule, seed)
+            wrong = int(product(define, schedule, seed).sum())
+            rows.append(measured(PRODUCT, define, "wrong elements", wrong, order=order))
+        order = order_name(RANDOM, seeds[0])
+        for (warp, tile, access), time in np.ndenumerate(timeline(define, seeds[0])):
+            what = ACCESSES[access]
+            rows.append(measured(PRODUCT, define, what, int(time), order=order, warp=warp, tile=tile))
     return rows
+
+
+def order_name(schedule: str, seed: int) -> str:
+    """As the CSV has it."""
+    return f"{schedule}, seed {seed}" if schedule == RANDOM else schedule
+
+
+def races(define: str) -> list[tuple[int, int, int]]:
+    """Line, the line that it races with, and how often, as the sanitizer says of a product in lockstep."""
+    with ptxsim.sanitize() as report:
+        product(define)
+    assert all(finding.kind == "shared race" for finding in report.findings)
+    return [(line_of(finding.where), line_of(finding.other), finding.count) for finding in report.findings]
+
+
+def line_of(place: str) -> int:
+    """Of "file:line"."""
+    return int(place.rpartition(":")[2])
 
 
 def timeline(define: str, seed: int) -> np.ndarray:
@@ -190,17 +146,117 @@ def overwritten(when: np.ndarray) -> np.ndarray:
     return when[:, :, 1] > next_written
 
 
-def draw_races(axes, found: list[ptxsim.Finding]) -> None:
+def draw(figure, rows: list[Row]) -> None:
+    """Above the bank conflict, below the missing barrier: the source at the left, what was counted at the right."""
+    above, below = figure.subfigures(2, 1, height_ratios=(4.0, 5.6), hspace=0.06)
+    draw_bank_conflict(above, [row for row in rows if row["kernel"] == TRANSPOSE])
+    draw_missing_barrier(below, [row for row in rows if row["kernel"] == PRODUCT])
+
+
+def draw_bank_conflict(figure, rows: list[Row]) -> None:
+    """The source, and a panel of bars for each variant."""
+    counted = wavefronts_by_line(rows)
+    code, *panels = figure.subplots(1, 3, width_ratios=(2.6, 1, 1), sharey=True)
+    draw_source(code, TRANSPOSE, marked={line: record.STANDARD for line in conflicting(counted)})
+    most = max(count for lines in counted.values() for count, _ in lines.values())
+    for axes, (define, lines) in zip(panels, counted.items(), strict=True):
+        draw_wavefronts(axes, define, lines, most)
+
+
+def wavefronts_by_line(rows: list[Row]) -> dict[str, dict[int, tuple[int, int]]]:
+    """Variant -> line -> shared wavefronts and their ideal."""
+    values = {(row["variant"], row["line"], row["what"]): row["value"] for row in rows}
+    counted = {}
+    for define, line, what in values:
+        if what == "shared wavefronts":
+            lines = counted.setdefault(define, {})
+            lines[line] = values[define, line, what], values[define, line, "ideal shared wavefronts"]
+    return counted
+
+
+def conflicting(counted: dict[str, dict[int, tuple[int, int]]]) -> list[int]:
+    """Lines that take more wavefronts than they need, in any variant."""
+    return sorted({line for lines in counted.values() for line, (count, ideal) in lines.items() if count > ideal})
+
+
+def draw_source(axes, file: str, marked: dict[int, str]) -> None:
+    """Source lines from above, each at its number; marked ones on a coloured ground."""
+    text = (SOURCES / file).read_text(encoding="utf-8").splitlines()
+    axes.set(xlim=(0, 1), ylim=(len(text) + 0.6, 0.4))
+    axes.axis("off")
+    for number, line in enumerate(text, start=1):
+        if number in marked:
+            axes.axhspan(number - 0.5, number + 0.5, color=marked[number], alpha=0.18, linewidth=0)
+        options = {"va": "center", "family": "monospace", "fontsize": 8}
+        axes.text(0.03, number, number, ha="right", color="#9a9a9a", **options)
+        axes.text(0.05, number, line, **options)
+
+
+def draw_wavefronts(axes, define: str, lines: dict[int, tuple[int, int]], most: int) -> None:
+    """A bar for each line that accesses shared memory."""
+    for line, (count, ideal) in lines.items():
+        colour = record.STANDARD if count > ideal else record.OURS
+        axes.barh(line, count, height=0.8, color=colour)
+        inside = count > most / 2
+        axes.annotate(
+            f"{count:,}: {count / ideal:g} per warp",
+            (count, line),
+            (-5 if inside else 5, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right" if inside else "left",
+            fontsize=9,
+            color="white" if inside else colour,
+        )
+    axes.set_xlim(0, 1.05 * most)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(left=False, labelleft=False)
+    axes.set_xlabel("shared-memory wavefronts")
+    axes.set_title(define, loc="left", family="monospace")
+
+
+def draw_missing_barrier(figure, rows: list[Row]) -> None:
+    """The source with its races, and a panel for each variant: one order of the warps."""
+    code, orders = figure.subfigures(1, 2, width_ratios=(1, 1.35), wspace=0.02)
+    one, two = VARIANTS[PRODUCT]
+    draw_races(code.subplots(), [(r["line"], r["other_line"]) for r in rows if r["what"] == "shared race"])
+    panels = orders.subplots(2, 1, sharex=True)
+    for axes, define, barriers in zip(panels, (one, two), ("one barrier", f"with {two}"), strict=True):
+        own = [row for row in rows if row["variant"] == define]
+        when, order = timeline_of(own)
+        late = overwritten(when)
+        (wrong,) = (row["value"] for row in own if row["what"] == "wrong elements" and row["order"] == order)
+        draw_timeline(axes, when, late)
+        axes.set_title(f"{barriers}: {late.sum()} of {late.size} tiles read too late, {wrong:,} elements of c wrong")
+        axes.title.set_fontsize(11)
+    panels[1].set_xlabel("time: warps write (squares) and read (discs) tiles 0 to 3")
+
+
+def timeline_of(rows: list[Row]) -> tuple[np.ndarray, str]:
+    """What ``timeline`` gave for one variant, and for which order of warps."""
+    accesses = [row for row in rows if row["what"] in ACCESSES]
+    when = np.empty((8, PRODUCT_SIZE // 16, 2), int)
+    for row in accesses:
+        when[row["warp"], row["tile"], ACCESSES.index(row["what"])] = row["value"]
+    return when, accesses[0]["order"]
+
+
+def draw_races(axes, pairs: list[tuple[int, int]]) -> None:
     """The source, with the lines of each race joined."""
-    pairs = [[int(place.rpartition(":")[2]) for place in (f.where, f.other)] for f in found]
     marked = {number: record.STANDARD for pair in pairs for number in pair}
-    text = (SOURCES / PRODUCT).read_text(encoding="utf-8").splitlines()
-    fixing = next(number for number, line in enumerate(text, start=1) if "every thread is done" in line)
-    draw_source(axes, text, {**marked, fixing: record.OURS})
+    fixing = line_with(PRODUCT, "every thread is done")
+    draw_source(axes, PRODUCT, {**marked, fixing: record.OURS})
     for at, pair in enumerate(pairs):
         arrow = {"arrowstyle": "<->", "color": record.STANDARD, "linewidth": 1}
         axes.annotate("", (0.92 + 0.04 * at, pair[0]), (0.92 + 0.04 * at, pair[1]), arrowprops=arrow)
-    axes.set_title(f"{len(found)} races found without line {fixing}", loc="left")
+    axes.set_title(f"{len(pairs)} races found without line {fixing}")
+
+
+def line_with(file: str, text: str) -> int:
+    """Number of the one line of a kernel's file that holds the text."""
+    lines = (SOURCES / file).read_text(encoding="utf-8").splitlines()
+    (number,) = (number for number, line in enumerate(lines, start=1) if text in line)
+    return number
 
 
 def draw_timeline(axes, when: np.ndarray, late: np.ndarray) -> None:
@@ -217,14 +273,71 @@ def draw_timeline(axes, when: np.ndarray, late: np.ndarray) -> None:
     axes.grid(visible=False)
 
 
-def main() -> None:
-    args = record.arguments(__doc__, seeds=list(range(8)))
-    with record.timed("bank conflict"):
-        rows = bank_conflict(args.results)
-    with record.timed("missing barrier"):
-        rows += missing_barrier(args.results, args.seeds)
-    record.write_csv(args.results / "kernel_debugging.csv", rows)
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """What the rules of shared memory and of barriers say, beside what the simulator counted and found."""
+    counted = wavefronts_by_line([row for row in rows if row["kernel"] == TRANSPOSE])
+    column = line_with(TRANSPOSE, "= tile[x][y]")
+    turns = {define: lines[column][0] / lines[column][1] for define, lines in counted.items()}
+    read = line_with(PRODUCT, "sum += ")
+    racing = {(line_with(PRODUCT, f"tile_{name}[y][x] ="), read) for name in "ab"}
+    one, two = VARIANTS[PRODUCT]
+    judged = [
+        Outcome(
+            f"wavefronts of a warp that reads a column, {define}",
+            f"{expected}: {why}",
+            f"{turns[define]:g}",
+            turns[define] == expected,
+        )
+        for define, expected, why in (
+            ("PADDING=0", 32, "all words in one bank"),
+            ("PADDING=1", 1, "each in another bank"),
+        )
+    ]
+    for define, expected, said in (
+        (one, racing, "both lines that write a tile with the one that reads it"),
+        (two, set(), "none"),
+    ):
+        found = {
+            (row["line"], row["other_line"]) for row in rows if (row["variant"], row["what"]) == (define, "shared race")
+        }
+        lines = ", ".join(f"lines {line} and {other}" for line, other in sorted(found))
+        judged.append(Outcome(f"races found in lockstep, {define}", said, lines or "none", found == expected))
+    wrong = {
+        (define, random): [
+            row["value"]
+            for row in rows
+            if (row["variant"], row["what"]) == (define, "wrong elements") and (row["order"] != LOCKSTEP) == random
+        ]
+        for define in (one, two)
+        for random in (False, True)
+    }
+    least, most = min(wrong[one, True]), max(wrong[one, True])
+    judged.append(
+        Outcome(
+            f"wrong elements, {one}",
+            "none in lockstep; some in every random order",
+            f"{wrong[one, False][0]} in lockstep; {least:,} to {most:,} of {PRODUCT_SIZE**2:,} in "
+            f"{len(wrong[one, True])} random orders",
+            wrong[one, False] == [0] and least > 0,
+        )
+    )
+    all_of_two = wrong[two, False] + wrong[two, True]
+    judged.append(
+        Outcome(f"wrong elements, {two}", "none in any order", f"at most {max(all_of_two)}", not any(all_of_two))
+    )
+    return judged
 
 
-if __name__ == "__main__":
-    main()
+EXPERIMENT = Experiment(
+    claim="A column of a 32 x 32 tile in shared memory takes 32 wavefronts, with one unused column 1; a tile that is "
+    "overwritten without a barrier is a race between two lines, and gives wrong elements when warps do not run in step "
+    "([worked through](ptxsim.md))",
+    caption="Two faults in the simulator, and both fixed: above a bank conflict, as wavefronts of each source line; "
+    "below a missing barrier, as lines that race and as tiles that a warp reads when others have overwritten them.",
+    measure=measure,
+    draw=draw,
+    outcomes=outcomes,
+    full={"seeds": list(range(8))},
+    quick={"seeds": [0]},
+    figure_size=(13.0, 9.6),
+)

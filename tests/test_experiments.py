@@ -1,26 +1,20 @@
 """Each experiment runs small, and its CSV holds what experiments/README.md claims."""
 
 import csv
-import doctest
 import itertools
 import math
-import re
-import shlex
 import sys
 
 import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash.ptxsim.__main__ import main as ptxsim_main
 from experiments import (
     bound_audit,
     io_table,
     io_traffic,
-    kernel_debugging,
     memory,
     online_softmax,
-    simulator_speed,
 )
 
 PNG = b"\x89PNG"
@@ -167,62 +161,7 @@ def test_bound_audit_finds_the_largest_ratio():
     assert bound_audit.summary(found, exact, np.full((2, 3), np.inf))["largest"] is None
 
 
-def test_kernel_debugging(tmp_path, monkeypatch):
-    figures = ("_bank_conflict", "_missing_barrier")
-    rows = run(kernel_debugging, tmp_path, monkeypatch, "--seeds", "0", figures=figures)
-    values = {(row["variant"], row["line"], row["what"]): int(row["value"]) for row in rows}
-    tiles = (kernel_debugging.TRANSPOSE_SIZE // 32) ** 2
-    assert values["PADDING=0", "15", "shared wavefronts"] == tiles * 32 * 32  # one for each lane of each warp
-    assert values["PADDING=1", "15", "shared wavefronts"] == tiles * 32
-    races = {key: value for key, value in values.items() if "race" in key[2]}
-    assert {(variant, line) for variant, line, _ in races} == {("FIRST_BARRIER", "11"), ("FIRST_BARRIER", "12")}
-    for what in "wrong elements, random, seed 0", "tiles read too late by a warp, random, seed 0":
-        assert values["FIRST_BARRIER", "", what] > 0 and values["SECOND_BARRIER", "", what] == 0
-    # What is drawn on the page is what is counted now.
-    committed = read(kernel_debugging.record.RESULTS / "kernel_debugging.csv")[1]
-    assert [row for row in committed if "seed" not in row["what"] or "seed 0" in row["what"]] == rows
-
-
-def test_the_page_on_kernels_shows_what_its_commands_print(monkeypatch, capsys):
-    folder = kernel_debugging.SOURCES.parent
-    monkeypatch.chdir(folder.parent)
-    page = (folder / "ptxsim.md").read_text().replace("\\\n", "")
-    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    examples = re.findall(r"^    \$ python -m cupyflash\.ptxsim (.*)\n((?:    .*\n)+)", page, re.MULTILINE)
-    assert len(examples) == page.count("$ python") == 4
-    for command, shown in examples:
-        assert ptxsim_main(shlex.split(command)) == int("shared race" in shown)
-        printed = capsys.readouterr().out
-        assert doctest.OutputChecker().check_output(shown, printed, flags), printed
-
-
-def test_simulator_speed(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulator_speed, "STEPS", 20)
-    rows = run(simulator_speed, tmp_path, monkeypatch, "--quick")
-    values = {(row["what"], row["how"]): float(row["value"]) for row in rows}
-    seconds = {(row["what"], row["how"]): float(row["seconds"]) for row in rows if row["seconds"]}
-    forward = "float16 forward (1, 128, 64)"
-    for how in ("cupyflash", "cupyflash, profile", "cupyflash, sanitize", "NumPy, three steps in float32"):
-        gflop = 4 * 128**2 * 64 / 1e9
-        assert values[forward, how] == pytest.approx(gflop / seconds[forward, how], rel=1e-4)
-    assert values[f"{forward}, time", "cupyflash, profile, over plain"] == pytest.approx(
-        seconds[forward, "cupyflash, profile"] / seconds[forward, "cupyflash"], rel=1e-4
-    )
-    for name in simulator_speed.SCALAR_TYPES:
-        steps = 1e6 * seconds[f"scalar kernel, {name}", "cupyflash"] / values[f"scalar kernel, {name}", "cupyflash"]
-        assert 20 * 4 < steps < 20 * 60  # instructions of a warp, for each pass of the loop
-    assert 20 < values[f"{forward}, memory of the process", "cupyflash"] < 600
-
-
-def test_the_peer_in_tritons_interpreter_is_right():
-    for name in ("torch", "triton"):
-        pytest.importorskip(name)
-    assert simulator_speed.triton_seconds(1, 128) > 0
-
-
-@pytest.mark.parametrize(
-    "module", [bound_audit, io_table, io_traffic, kernel_debugging, memory, online_softmax, simulator_speed]
-)
+@pytest.mark.parametrize("module", [bound_audit, io_table, io_traffic, memory, online_softmax])
 def test_unknown_options_are_refused(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [module.__name__, "--wrong"])
     with pytest.raises(SystemExit, match="2"):
