@@ -1,57 +1,73 @@
-"""How many bytes of device memory do the forward and the backward pass move, as N grows?
+"""How many bytes of device memory do the forward and the backward pass move, as N, head_dim and the block size grow?
 
 Forward. The standard method writes S and P, N x N numbers each, and reads both back: 4 N^2 elements in three kernels
-(Dao et al. 2022, algorithm 0), beside Q, K, V and O. A tiled kernel moves Q, K, V and O, 4 N D elements, where its
-repeated reads of K and V hit a cache, and Q + O + ceil(N / BLOCK_M) (K + V) where nothing does.
+(Dao et al. 2022, algorithm 0), beside Q, K, V and O. A tiled kernel moves Q, K, V and O, 4 N d elements, where its
+repeated reads of K and V hit a cache, and Q + O + ceil(N / BLOCK_M) (K + V) where nothing does. With M = BLOCK_M d, the
+numbers of a tile of queries, these repeated reads are 2 N^2 d^2 / M elements: the theorem of the same paper (a method
+with M numbers of memory on the chip moves of the order of N d + N^2 d^2 / M, the standard one N d + N^2), counted.
 
-Backward. The standard method computes S and P again and then dP and dS, and moves 10 N^2 + 10 N D elements in seven
-kernels (3 N^2 fewer if the forward's P were kept). The tiled kernels move 13 N D elements and 28 N bytes for lse and
+Backward. The standard method computes S and P again and then dP and dS, and moves 10 N^2 + 10 N d elements in seven
+kernels (3 N^2 fewer if the forward's P were kept). The tiled kernels move 13 N d elements and 28 N bytes for lse and
 delta where repeated reads hit a cache; where nothing does, dq reads K and V once for each tile of queries, and dkdv
-reads Q and dO once for each tile of keys.
+reads Q and dO once for each tile of keys. Their tiles cannot be chosen; they differ with head_dim and architecture.
 
 All is counted while the kernels run in the simulator: distinct 32-byte sectors of each launch ("least"), and sectors
 of every request of a warp ("requested"). The standard kernels read their operands again for every number they compute,
-without tiles: what they request says little about the method, and the comparison is with their least. One head,
-float16.
+without tiles: what they request says little about the method, and the comparison is with their least. They take long
+in the simulator and run up to N = COUNTED_TO only; their formula goes on. One head, float16.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import time
-from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
 import cupyflash
-from cupyflash import naive, ptxsim
+from cupyflash import Numerics, naive, ptxsim
 from cupyflash._backward_config import flash_bwd_dkdv_tile, flash_bwd_dq_tile
 from cupyflash._config import flash_fwd_tile
 from cupyflash.demo.traffic import SECTOR_BYTES, inputs, of_kernels
 from experiments import record
+from experiments.experiment import Experiment, Outcome, Row
+from experiments.parallel import measure_all
 
 ELEMENT_BYTES = 2
-ARCH = "sm_80"
+ARCH, OLDER_ARCH = "sm_80", "sm_75"  # the backward's tiles are smaller on the older one
 FORWARD, BACKWARD = DIRECTIONS = "forward", "backward"
+LENGTH, HEAD_DIMS, BLOCK = SWEEPS = "length", "head_dim", "block"
 STATISTICS_BYTES = 4 + 8 + 8 + 8  # of a query: lse is read; lse and delta are written, and read by two kernels
+BLOCK_ROWS, BLOCK_KEYS = (
+    (32, 64, 128, 256),
+    32,
+)  # queries and keys of a tile; what a block may have bounds their product
+PAIRS = {
+    "standard_least": "standard_formula",
+    "ours_least": "ours_least_formula",
+    "ours_requested": "ours_requested_formula",
+}
 
 
-def formulas(direction: str, seqlen: int, head_dim: int) -> dict[str, int]:
+def tiles(direction: str, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> tuple[int, ...]:
+    """Rows of the tiles that a block keeps: of queries, and in the backward of keys too."""
+    if direction == FORWARD:
+        return (block_m or flash_fwd_tile(head_dim, head_dim, arch).block_m,)
+    return flash_bwd_dq_tile(head_dim, head_dim, arch).block_m, flash_bwd_dkdv_tile(head_dim, head_dim, arch).block_n
+
+
+def formulas(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> Row:
     """Bytes by the formulas."""
     operand, square = seqlen * head_dim * ELEMENT_BYTES, seqlen * seqlen * ELEMENT_BYTES
+    passes = [math.ceil(seqlen / rows) for rows in tiles(direction, head_dim, block_m, arch)]
     if direction == FORWARD:
-        query_tiles = math.ceil(seqlen / flash_fwd_tile(head_dim, head_dim, ARCH).block_m)
         return {
             "standard_formula": 4 * square + 4 * operand,
             "ours_least_formula": 4 * operand,
-            "ours_requested_formula": 2 * operand + query_tiles * 2 * operand,
+            "ours_requested_formula": 2 * operand + passes[0] * 2 * operand,
         }
-    query_tiles = math.ceil(seqlen / flash_bwd_dq_tile(head_dim, head_dim, ARCH).block_m)
-    key_tiles = math.ceil(seqlen / flash_bwd_dkdv_tile(head_dim, head_dim, ARCH).block_n)
     delta = 2 * operand + 3 * seqlen * SECTOR_BYTES  # a warp for each query: a sector for each of its statistics
-    dq = 3 * operand + 8 * seqlen + query_tiles * 2 * operand
-    dkdv = 4 * operand + key_tiles * (2 * operand + 8 * seqlen)
+    dq = 3 * operand + 8 * seqlen + passes[0] * 2 * operand
+    dkdv = 4 * operand + passes[1] * (2 * operand + 8 * seqlen)
     return {
         "standard_formula": 10 * square + 10 * operand,
         "ours_least_formula": 13 * operand + STATISTICS_BYTES * seqlen,
@@ -59,15 +75,23 @@ def formulas(direction: str, seqlen: int, head_dim: int) -> dict[str, int]:
     }
 
 
-def profiled(library, direction: str, seqlen: int, head_dim: int) -> list[ptxsim.KernelProfile]:
+def theorem(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> float:
+    """N^2 d^2 / M, with M the numbers of a kept tile; two kernels of the backward have one each."""
+    return sum(seqlen**2 * head_dim / rows for rows in tiles(direction, head_dim, block_m, arch))
+
+
+def profiled(
+    library, direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH
+) -> list[ptxsim.KernelProfile]:
     """What the kernels of ``cupyflash`` or ``cupyflash.naive`` did for one head."""
     q, k, v = inputs(seqlen, head_dim)
     dout = np.random.default_rng((seqlen, 1)).standard_normal(q.shape).astype(q.dtype)
     out, dq, dk, dv = (np.empty_like(q) for _ in range(4))
-    with ptxsim.settings(arch=ARCH):
+    options = {} if block_m is None else {"numerics": Numerics(tile=(block_m, BLOCK_KEYS))}
+    with ptxsim.settings(arch=arch):
         if direction == FORWARD:
             with ptxsim.profile() as profile:
-                library.attention(q, k, v, out=out)
+                library.attention(q, k, v, out=out, **options)
         else:
             _, lse = cupyflash.attention(q, k, v, out=out, return_lse=True)
             with ptxsim.profile() as profile:
@@ -75,78 +99,158 @@ def profiled(library, direction: str, seqlen: int, head_dim: int) -> list[ptxsim
     return profile.kernels
 
 
-def measure(direction: str, seqlen: int, head_dim: int) -> dict[str, int | str]:
-    """Bytes counted, beside the formulas."""
-    start = time.perf_counter()
-    standard, ours = (of_kernels(profiled(library, direction, seqlen, head_dim)) for library in (naive, cupyflash))
-    seconds = time.perf_counter() - start
-    print(f"counted the {direction} of N = {seqlen}, D = {head_dim} in {seconds:.1f} s", flush=True)
+def count(case: Row) -> Row:
+    """Bytes counted, beside the formulas; ``None`` for the standard method where it does not run."""
+    sizes = {name: case[name] for name in ("direction", "seqlen", "head_dim", "block_m", "arch")}
+    ours = of_kernels(profiled(cupyflash, **sizes))
+    standard = case["standard"] and of_kernels(profiled(naive, case["direction"], case["seqlen"], case["head_dim"]))
     return {
-        "direction": direction,
-        "seqlen": seqlen,
-        "head_dim": head_dim,
-        "standard_least": standard.least,
+        "sweep": case["sweep"],
+        **sizes,
         "ours_least": ours.least,
         "ours_requested": ours.requested,
-        **formulas(direction, seqlen, head_dim),
-        "standard_requested": standard.requested,
+        "standard_least": standard.least if standard else None,
+        **formulas(**sizes),
+        "theorem": theorem(**sizes),
     }
 
 
-def draw(axes, rows: list[dict[str, int | str]]) -> None:
-    """Bytes against N; markers are counts, lines are formulas."""
-    series = (
-        ("standard_least", "standard_formula", "standard method", record.STANDARD, "-"),
-        ("ours_requested", "ours_requested_formula", "cupyflash, no cache at all", record.EXTRA, ":"),
-        ("ours_least", "ours_least_formula", "cupyflash", record.OURS, "-"),
-    )
-    lengths = [row["seqlen"] for row in rows]
-    for counted, formula, label, colour, line in series:
-        axes.plot(lengths, [row[formula] for row in rows], line, color=colour, linewidth=2)
-        axes.plot(lengths, [row[counted] for row in rows], "o", color=colour)
-        axes.annotate(
-            label, (lengths[-1], rows[-1][counted]), (8, 0), textcoords="offset points", va="center", color=colour
-        )
-    last = rows[-1]
-    axes.annotate(
-        f"{last['standard_least'] / last['ours_least']:.0f}x",
-        (last["seqlen"], math.sqrt(last["ours_least"] * last["ours_requested"])),
-        (-6, 0),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-    )
-    axes.annotate(
-        "",
-        (last["seqlen"], last["standard_least"] / 1.2),
-        (last["seqlen"], last["ours_least"] * 1.2),
-        arrowprops={"arrowstyle": "<->", "color": "black", "linewidth": 0.8},
-    )
+def measure(seqlens: list[int], head_dims: list[int], counted_to: int, sweep_seqlen: int) -> list[Row]:
+    """Rows of three sweeps: N at the first head_dim, head_dim at one N, and the block size at one N."""
+
+    def case(sweep, direction, seqlen, head_dim, block_m=None, arch=ARCH):
+        return {
+            "sweep": sweep,
+            "direction": direction,
+            "seqlen": seqlen,
+            "head_dim": head_dim,
+            "block_m": block_m,
+            "arch": arch,
+            "standard": sweep != BLOCK and seqlen <= counted_to,
+        }
+
+    cases = [case(LENGTH, way, n, LENGTH_HEAD_DIM) for way in DIRECTIONS for n in seqlens]
+    cases += [case(HEAD_DIMS, way, sweep_seqlen, d) for way in DIRECTIONS for d in head_dims]
+    cases += [case(BLOCK, FORWARD, sweep_seqlen, d, rows) for d in head_dims for rows in BLOCK_ROWS]
+    cases += [case(BLOCK, BACKWARD, sweep_seqlen, d, arch=arch) for arch in (OLDER_ARCH, ARCH) for d in head_dims]
+    return measure_all(count, cases, work=_work)
+
+
+def _work(case: Row) -> float:
+    """Time of a case, roughly: the standard kernels take 20 times as long."""
+    pairs = case["seqlen"] ** 2 * case["head_dim"] * (1 if case["direction"] == FORWARD else 3)
+    return pairs * (20 if case["standard"] else 1)
+
+
+def draw(figure, rows: list[Row]) -> None:
+    """Above N, forward and backward; below head_dim and block size."""
+    panels = figure.subplots(2, 2, height_ratios=(1.15, 1))
+    for axes, direction in zip(panels[0], DIRECTIONS, strict=True):
+        draw_lengths(axes, of(rows, LENGTH, direction))
+    panels[0, 0].sharey(panels[0, 1])
+    draw_head_dims(panels[1, 0], of(rows, HEAD_DIMS, FORWARD))
+    draw_blocks(panels[1, 1], [row for row in rows if row["sweep"] == BLOCK])
+    figure.suptitle("Device memory moved by one head")
+
+
+def of(rows: list[Row], sweep: str, direction: str) -> list[Row]:
+    """Rows of a sweep in one direction."""
+    return [row for row in rows if (row["sweep"], row["direction"]) == (sweep, direction)]
+
+
+SERIES = (
+    ("standard_least", "standard method", record.STANDARD, "-", "s"),
+    ("ours_requested", "cupyflash, no cache at all", record.EXTRA, ":", "^"),
+    ("ours_least", "cupyflash", record.OURS, "-", "o"),
+)
+
+
+def draw_series(axes, rows: list[Row], variable: str) -> None:
+    """Bytes against a variable, both axes logarithmic; markers are counts, lines are formulas."""
+    values = [row[variable] for row in rows]
+    for counted, label, colour, line, marker in SERIES:
+        axes.plot(values, [row[PAIRS[counted]] for row in rows], line, color=colour, linewidth=2)
+        there = [row for row in rows if row[counted] is not None]
+        axes.plot([row[variable] for row in there], [row[counted] for row in there], marker, color=colour)
+        end = values[-1], rows[-1][PAIRS[counted]]
+        axes.annotate(label, end, (8, 0), textcoords="offset points", va="center", color=colour)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(lengths, [str(n) for n in lengths])
-    ticks = [2.0**n for n in range(16, 32, 2) if last["ours_least"] / 64 < 2.0**n < 2 * last["standard_least"]]
+    axes.set_xticks(values, [str(value) for value in values])
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (2.0**n for n in range(10, 40, 2)) if low < tick < high]
     axes.set_yticks(ticks, [f"{t / 1024:g} KiB" if t < 2**20 else f"{t / 2**20:g} MiB" for t in ticks])
     axes.minorticks_off()
+
+
+def draw_lengths(axes, rows: list[Row]) -> None:
+    """Bytes against N, and the ratio at the longest."""
+    draw_series(axes, rows, "seqlen")
+    last = rows[-1]
+    standard, ours = last["standard_formula"], last["ours_least"]
+    middle = last["seqlen"], math.sqrt(ours * last["ours_requested"])
+    axes.annotate(
+        f"{standard / ours:.0f}x", middle, (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=13
+    )
+    arrow = {"arrowstyle": "<->", "color": "black", "linewidth": 0.8}
+    axes.annotate("", (last["seqlen"], standard / 1.2), (last["seqlen"], ours * 1.2), arrowprops=arrow)
     axes.set_xlabel("sequence length N")
-    axes.set_title(f"{last['direction'].capitalize()}, head_dim {last['head_dim']}", loc="left")
+    axes.set_title(f"{last['direction'].capitalize()}, head_dim {last['head_dim']}")
 
 
-def main() -> None:
-    args = record.arguments(__doc__, seqlens=[128, 256, 512, 1024, 2048], head_dims=[64, 128])
-    print("Counting the traffic of both methods, a process per core; the longest ones first.")
-    sizes = sorted(((n, d, r) for n in args.seqlens for d in args.head_dims for r in DIRECTIONS), reverse=True)
-    lengths, head_dims, directions = zip(*sizes, strict=True)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(measure, directions, lengths, head_dims))
-    rows.sort(key=lambda row: (DIRECTIONS.index(row["direction"]), row["head_dim"], row["seqlen"]))
-    record.write_csv(args.results / "io_traffic.csv", rows)
-    # One head dimension: the picture is read at a glance, and the others differ by a factor only.
-    with record.figure(args.results / "io_traffic.png", 1, 2, size=(11.0, 4.0), sharey=True) as panels:
-        for axes, direction in zip(panels, DIRECTIONS, strict=True):
-            draw(axes, [r for r in rows if r["direction"] == direction and r["head_dim"] == args.head_dims[0]])
-        panels[0].figure.suptitle("Device memory moved")
+def draw_head_dims(axes, rows: list[Row]) -> None:
+    """Bytes against head_dim."""
+    draw_series(axes, rows, "head_dim")
+    axes.set_xlabel("head_dim d")
+    axes.set_title(f"Forward, N = {rows[0]['seqlen']}")
 
 
-if __name__ == "__main__":
-    main()
+def draw_blocks(axes, rows: list[Row]) -> None:
+    """Bytes beyond the least against N^2 d^2 / M: the points of all head_dims and tiles lie on one line."""
+    head_dims = sorted({row["head_dim"] for row in rows})
+    for direction, style in zip(DIRECTIONS, ({}, {"markerfacecolor": "white"}), strict=True):
+        for head_dim, colour, marker in zip(head_dims, record.COLOURS, "osD^", strict=False):
+            those = [row for row in rows if (row["direction"], row["head_dim"]) == (direction, head_dim)]
+            label = f"d = {head_dim}" if direction == FORWARD else None
+            x, y = [row["theorem"] for row in those], [row["ours_requested"] for row in those]
+            axes.plot(x, y, marker, color=colour, label=label, **style)
+    ends = min(row["theorem"] for row in rows), max(row["theorem"] for row in rows)
+    axes.plot(ends, [REREAD_BYTES * x for x in ends], color="black", linewidth=1, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.legend()
+
+
+LENGTH_HEAD_DIM = 64
+REREAD_BYTES = 2 * ELEMENT_BYTES  # of two operands, for each N^2 d^2 / M
+
+
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """Counts against formulas, growth with N and d, and the theorem."""
+    pairs = [(row[a], row[b]) for row in rows for a, b in PAIRS.items() if row[a] is not None]
+    equal = sum(counted == formula for counted, formula in pairs)
+    return [
+        Outcome(
+            "bytes counted and by formula", "equal in all", f"equal in {equal} of {len(pairs)}", equal == len(pairs)
+        )
+    ]
+
+
+EXPERIMENT = Experiment(
+    claim="The standard method moves 4 N^2 + 4 N d elements of device memory per head in the forward and "
+    "10 N^2 + 10 N d in the backward, the tiled kernels 4 N d and 13 N d; without any cache they move "
+    "2 N^2 d^2 / M more for a tile of M numbers, as FlashAttention's theorem has it (Dao et al. 2022)",
+    caption="Device memory that one head moves: the standard method writes and reads N x N numbers, the tiled kernels "
+    "never do; below, head_dim, and repeated reads against N^2 d^2 / M for a tile of M numbers.",
+    measure=measure,
+    draw=draw,
+    outcomes=outcomes,
+    full={
+        "seqlens": [128, 256, 512, 1024, 2048, 4096],
+        "head_dims": [32, 64, 128, 256],
+        "counted_to": 1024,
+        "sweep_seqlen": 512,
+    },
+    quick={"seqlens": [128, 256], "head_dims": [32, 64], "counted_to": 128, "sweep_seqlen": 256},
+    figure_size=(11.0, 8.0),
+)

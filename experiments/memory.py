@@ -13,7 +13,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from unittest import mock
@@ -22,30 +21,31 @@ import numpy as np
 
 from cupyflash import _launch, attention
 from experiments import record
+from experiments.experiment import Experiment, Outcome, Row
+from experiments.parallel import measure_all
 
 HEAD_DIM = 64
-ELEMENT_BYTES = 2
+ELEMENT_BYTES, LSE_BYTES = 2, 4
+QUANTITIES = ("device_bytes", "traced_peak_bytes", "resident_growth_bytes")
+LARGEST_GROWTH = 2.2  # per doubling: linear, and what the first call in a process adds
 
 
-def measure(seqlen: int) -> dict[str, float]:
-    """Memory of one call in this process, which should have done nothing else; bytes and seconds."""
+def memory_of_call(seqlen: int) -> Row:
+    """Bytes of one call in this process, which should have done nothing else."""
     q, k, v = np.random.default_rng(seqlen).standard_normal((3, 1, 1, seqlen, HEAD_DIM), np.float32).astype(np.float16)
     attention(*(x[..., :16, :] for x in (q, k, v)), return_lse=True)
 
     device = _CountingSimulator()
     resident = largest_resident_set()
     tracemalloc.start()
-    start = time.perf_counter()
     with mock.patch.object(_launch, "device_of", lambda kind, array: device):
         attention(q, k, v, return_lse=True)
-    seconds = time.perf_counter() - start
     _, traced_peak = tracemalloc.get_traced_memory()
     return {
         "seqlen": seqlen,
         "device_bytes": device.allocated,
         "traced_peak_bytes": traced_peak,
         "resident_growth_bytes": largest_resident_set() - resident,
-        "seconds": seconds,
     }
 
 
@@ -76,41 +76,43 @@ def largest_resident_set() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def in_fresh_process(seqlen: int) -> dict[str, float]:
-    """``measure`` where nothing has been allocated before."""
-    code = f"import json; from experiments.memory import measure; print(json.dumps(measure({seqlen})))"
+def in_fresh_process(seqlen: int) -> Row:
+    """``memory_of_call`` where nothing has been allocated before."""
+    code = f"import json; from experiments.memory import memory_of_call; print(json.dumps(memory_of_call({seqlen})))"
     root = Path(__file__).parent.parent
-    with record.timed(f"N = {seqlen}"):
-        done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 
 
-def rows(seqlens: list[int]) -> list[dict[str, float]]:
+def measure(seqlens: list[int]) -> list[Row]:
     """A row per N: the measurements, their ratios to the row before per doubling, and what S would take."""
-    found: list[dict[str, float]] = []
-    for seqlen in sorted(seqlens):
-        row = in_fresh_process(seqlen)
-        for quantity in ("device_bytes", "traced_peak_bytes", "resident_growth_bytes"):
-            row[quantity.replace("bytes", "per_doubling")] = (
-                (row[quantity] / found[-1][quantity]) ** (1 / np.log2(seqlen / found[-1]["seqlen"]))
-                if found
-                else float("nan")
+    rows = measure_all(in_fresh_process, sorted(seqlens), work=lambda seqlen: seqlen)
+    for index, row in enumerate(rows):
+        before = rows[index - 1] if index else None
+        for quantity in QUANTITIES:
+            row[per_doubling(quantity)] = before and (row[quantity] / before[quantity]) ** (
+                1 / np.log2(row["seqlen"] / before["seqlen"])
             )
-        row["standard_scores_bytes"] = ELEMENT_BYTES * seqlen**2
-        found.append(row)
-    return found
+        row["standard_scores_bytes"] = ELEMENT_BYTES * row["seqlen"] ** 2
+    return rows
 
 
-def draw(axes, found: list[dict[str, float]]) -> None:
+def per_doubling(quantity: str) -> str:
+    """Its column."""
+    return quantity.replace("bytes", "per_doubling")
+
+
+def draw(figure, rows: list[Row]) -> None:
     """Memory against N."""
-    lengths = [row["seqlen"] for row in found]
+    axes = figure.subplots()
+    lengths = [row["seqlen"] for row in rows]
     for quantity, label, colour, line, rise in (
-        ("standard_scores_bytes", "standard method: S", record.STANDARD, "--", 0),
-        ("resident_growth_bytes", "growth of the process, with simulator", "black", "o-", 7),
-        ("traced_peak_bytes", "traced allocations, with simulator", record.EXTRA, "o-", -7),
+        ("standard_scores_bytes", "standard method: S alone", record.STANDARD, "--", 0),
+        ("resident_growth_bytes", "growth of the process,\nwith simulator", "black", "s-", 11),
+        ("traced_peak_bytes", "traced allocations,\nwith simulator", record.EXTRA, "^-", -11),
         ("device_bytes", "cupyflash: out and lse", record.OURS, "o-", 0),
     ):
-        values = [row[quantity] / 2**20 for row in found]
+        values = [row[quantity] / 2**20 for row in rows]
         axes.plot(lengths, values, line, color=colour)
         end = lengths[-1], values[-1]
         axes.annotate(label, end, (8, rise), textcoords="offset points", va="center", color=colour)
@@ -121,17 +123,55 @@ def draw(axes, found: list[dict[str, float]]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("sequence length N")
     axes.set_ylabel("MiB beyond the inputs")
-    axes.set_title("Memory of one call, (1, 1, N, 64) float16", loc="left")
+    axes.set_title("Memory of one call, (1, 1, N, 64) float16")
 
 
-def main() -> None:
-    args = record.arguments(__doc__, seqlens=[2048, 4096, 8192, 16384])
-    print("One call in a fresh process for each N, in the simulator.")
-    found = rows(args.seqlens)
-    record.write_csv(args.results / "memory.csv", found)
-    with record.figure(args.results / "memory.png", size=(8.0, 4.0)) as axes:
-        draw(axes, found)
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """Each quantity's growth, and the least that S takes beside what the tiled kernel allocates."""
+    exact = sum(row["device_bytes"] == row["seqlen"] * (HEAD_DIM * ELEMENT_BYTES + LSE_BYTES) for row in rows)
+    growth = {
+        quantity: max(row[per_doubling(quantity)] for row in rows if row[per_doubling(quantity)] is not None)
+        for quantity in QUANTITIES
+    }
+    last = rows[-1]
+    ratio = last["standard_scores_bytes"] / last["device_bytes"]
+    expected = last["seqlen"] * ELEMENT_BYTES / (HEAD_DIM * ELEMENT_BYTES + LSE_BYTES)
+    return [
+        Outcome(
+            "device memory that a call allocates",
+            f"out and lse: {HEAD_DIM * ELEMENT_BYTES + LSE_BYTES} N bytes",
+            f"equal in {exact} of {len(rows)}",
+            exact == len(rows),
+        ),
+        Outcome(
+            "the simulator's memory per doubling of N, traced",
+            f"at most {LARGEST_GROWTH} times; 4 for a method that stores S",
+            f"at most {growth['traced_peak_bytes']:.2f} times",
+            growth["traced_peak_bytes"] <= LARGEST_GROWTH,
+        ),
+        Outcome(
+            "the process's memory per doubling of N",
+            f"at most {LARGEST_GROWTH} times",
+            f"at most {growth['resident_growth_bytes']:.2f} times",
+            growth["resident_growth_bytes"] <= LARGEST_GROWTH,
+        ),
+        Outcome(
+            f"S of the standard method over all that the tiled kernel allocates, N = {last['seqlen']}",
+            f"{expected:.0f} times, grows with N",
+            f"{ratio:.0f} times",
+            abs(ratio / expected - 1) < 0.01,
+        ),
+    ]
 
 
-if __name__ == "__main__":
-    main()
+EXPERIMENT = Experiment(
+    claim="A call allocates out and lse and nothing that grows faster than N; the simulator around it grows at most "
+    "2.2 times per doubling, then less",
+    caption="Memory of one call beyond its inputs: linear in N, the simulator's own included.",
+    measure=measure,
+    draw=draw,
+    outcomes=outcomes,
+    full={"seqlens": [2048, 4096, 8192, 16384]},
+    quick={"seqlens": [512, 2048]},
+    figure_size=(9.0, 4.2),
+)
