@@ -5,6 +5,7 @@ groups of modifiers. `rn/rz` is a group of which at most one may be there, `!rn/
 the order of modifiers is free, as compilers differ in it. `min:4` is a min with 4 operands.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -236,13 +237,14 @@ class Line:
     types: frozenset
     groups: tuple
 
-    def admits(self, instruction):
-        """Whether the instruction is one of this line: its types, and one or no modifier of every group."""
-        if tuple(types_of(instruction)) not in self.types:
+    def admits(self, modifiers, operands):
+        """Whether an instruction with so many operands is one of this line: its types, and one or no modifier of every
+        group."""
+        if tuple(m for m in modifiers if m in TYPES) not in self.types:
             return False
-        if self.operands is not None and len(instruction.operands) != self.operands:
+        if self.operands is not None and operands != self.operands:
             return False
-        rest = [m for m in instruction.modifiers if m not in TYPES]
+        rest = [m for m in modifiers if m not in TYPES]
         taken = 0
         for names, required in self.groups:
             count = sum(m in names for m in rest)
@@ -283,7 +285,12 @@ def types_of(instruction):
 def first_architecture(instruction):
     """The compute capability (times 10) that an instruction needs, as far as it matters from sm_75 on; None if the
     simulator does not know the instruction."""
-    return min((line.since for line in LINES.get(instruction.opcode, ()) if line.admits(instruction)), default=None)
+    return _first_architecture(instruction.opcode, instruction.modifiers, len(instruction.operands))
+
+
+@functools.lru_cache(maxsize=None)  # of a kernel's thousands of instructions few differ in their spelling
+def _first_architecture(opcode, modifiers, operands):
+    return min((line.since for line in LINES.get(opcode, ()) if line.admits(modifiers, operands)), default=None)
 
 
 _SPECIALS = frozenset(
