@@ -288,7 +288,7 @@ def first_architecture(instruction):
     return _first_architecture(instruction.opcode, instruction.modifiers, len(instruction.operands))
 
 
-@functools.lru_cache(maxsize=None)  # of a kernel's thousands of instructions few differ in their spelling
+@functools.cache  # of a kernel's thousands of instructions few differ in their spelling
 def _first_architecture(opcode, modifiers, operands):
     return min((line.since for line in LINES.get(opcode, ()) if line.admits(modifiers, operands)), default=None)
 
