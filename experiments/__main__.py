@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: seconds for each experiment")
     parser.add_argument("--backend", choices=backends.BACKENDS, default="sim", help="default sim, the simulator")
-    parser.add_argument("--results", type=Path, default=record.RESULTS, help=f"default {record.RESULTS}")
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="default experiments/results, its folder small for other sizes"
+    )
 
 
 def _shown(size: Any) -> str:
@@ -116,11 +118,12 @@ def _finish(name: str, experiment: Experiment, backend, args: argparse.Namespace
     if given:
         label = ", ".join(f"{size} {_shown(value)}" for size, value in sizes.items())
     rows = experiment.measure(**({"backend": backend} if experiment.on_gpu else {}), **sizes)
-    args.results.mkdir(parents=True, exist_ok=True)
-    path = args.results / f"{name}.csv"
+    results = args.results or (record.RESULTS if label == "full" else record.RESULTS / "small")
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"{name}.csv"
     record.write_csv(path, rows, record.environment(backend.name, label))
     outcomes = _drawn(name, path)
-    if args.results == record.RESULTS and label == "full":
+    if results == record.RESULTS and label == "full":
         pages.rewrite()
     print(f"wrote {path}, .png and .svg in {time.perf_counter() - start:.1f} s")
     return outcomes

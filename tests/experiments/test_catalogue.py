@@ -1,0 +1,150 @@
+"""The command, the records and the pages of the experiments; each experiment has a test file of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import __main__, backends, pages, record
+from experiments.__main__ import main
+from experiments.experiment import CATALOGUE, NAMES, Experiment, Outcome, load
+
+ALL = pytest.mark.parametrize("name", NAMES)
+
+
+@ALL
+def test_each_has_its_results_its_test_and_sizes_of_the_same_names(name):
+    experiment = load(name)
+    assert isinstance(experiment, Experiment) and experiment.full.keys() == experiment.quick.keys()
+    assert (Path(__file__).parent / f"test_{name}.py").exists()
+    for suffix in "csv", "png", "svg":
+        assert (record.RESULTS / f"{name}.{suffix}").stat().st_size > 0
+    assert record.read_csv(record.RESULTS / f"{name}.csv")[1]["sizes"] == "full"
+
+
+@ALL
+def test_what_does_not_hold_is_explained(name):
+    outcomes = pages.committed_outcomes(name)
+    assert outcomes
+    for outcome in outcomes:
+        assert isinstance(outcome.holds, bool) and (outcome.holds or len(outcome.note) > 40), outcome
+
+
+def test_every_file_of_results_is_of_an_experiment():
+    files = {f"{name}.{suffix}" for name in NAMES for suffix in ("csv", "png", "svg")}
+    assert {path.name for path in record.RESULTS.iterdir() if path.is_file()} == files
+
+
+def test_the_pages_say_what_the_results_say():
+    """``python -m experiments draw`` writes them again."""
+    assert pages.tables() in pages.README.read_text(encoding="utf-8")
+    assert pages.gallery() == pages.GALLERY.read_text(encoding="utf-8")
+
+
+def test_list(capsys):
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert all(part in said for part in CATALOGUE) and all(f"  {name} " in said for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["run"], ["run", "nothing"], ["run", "sparse_work", "--wrong"], ["draw", "nothing"], ["all", "x"]]
+)
+def test_commands_that_are_not_known_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: python -m experiments" in capsys.readouterr().err
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    rows = [
+        {"a": 1, "b": 0.123456789, "c": np.float32(3), "d": True, "e": None, "f": "float16, 'x'"},
+        {"a": -2, "b": float("nan"), "c": 1e300, "d": np.False_, "e": None, "f": "1.5.2"},
+    ]
+    environment = record.environment("sim", "quick")
+    record.write_csv(tmp_path / "x.csv", rows, environment)
+    read, where = record.read_csv(tmp_path / "x.csv")
+    assert where == environment and tuple(where) == record.ENVIRONMENT
+    assert read[0] == {**rows[0], "b": 0.123457}
+    assert np.isnan(read[1].pop("b")) and read[1] == {"a": -2, "c": 1e300, "d": False, "e": None, "f": "1.5.2"}
+    assert (tmp_path / "x.csv").read_text().startswith(",".join((*record.ENVIRONMENT, *rows[0])))
+
+
+def small(name="small", *, fail=False, holds=True):
+    """An experiment of one number."""
+
+    def measure(sizes, factor):
+        if fail:
+            raise ArithmeticError("no result")
+        return [{"size": size, "square": size**2 * factor} for size in sizes]
+
+    def draw(figure, rows):
+        figure.subplots().plot([row["size"] for row in rows], [row["square"] for row in rows])
+
+    def outcomes(rows):
+        return [Outcome("the last", "a square", str(rows[-1]["square"]), holds, "" if holds else "measured wrongly")]
+
+    return Experiment(
+        "claim", "caption", measure, draw, outcomes, {"sizes": [1, 5], "factor": 1.0}, {"sizes": [2], "factor": 1.0}
+    )
+
+
+@pytest.fixture
+def of_three(monkeypatch):
+    """A catalogue of three, the second of which fails."""
+    found = {"first": small(), "second": small(fail=True), "third": small(holds=False)}
+    monkeypatch.setattr(__main__, "NAMES", tuple(found))
+    monkeypatch.setattr(__main__, "load", found.get)
+    monkeypatch.setattr(__main__, "_doc", lambda name: f"What is {name}?\n\nNothing.")
+    return found
+
+
+def test_all_goes_on_after_a_failure_and_says_so(of_three, tmp_path, capsys):
+    assert main(["all", "--quick", "--results", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "[2/3] second: What is second?" in said and "failed: ArithmeticError: no result" in said
+    assert "failed: second" in said.splitlines()[-1]
+    assert "expected a square, found 4; differs: measured wrongly" in said
+    assert {path.stem for path in tmp_path.iterdir()} == {"first", "third"}
+
+
+def test_sizes_are_options_and_recorded(of_three, tmp_path):
+    assert main(["run", "first", "--sizes", "3", "4", "--factor", "0.5", "--results", str(tmp_path)]) == 0
+    rows, environment = record.read_csv(tmp_path / "first.csv")
+    assert rows == [{"size": 3, "square": 4.5}, {"size": 4, "square": 8.0}]
+    assert environment["sizes"] == "sizes 3 4, factor 0.5"
+    assert main(["run", "first", "--results", str(tmp_path)]) == 0
+    assert [row["size"] for row in record.read_csv(tmp_path / "first.csv")[0]] == [1, 5]
+
+
+def test_only_full_sizes_are_written_to_the_usual_place_and_rewrite_the_pages(of_three, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(pages, "rewrite", lambda: written.append(True))
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "usual")
+    main(["run", "first", "--results", str(tmp_path / "other")])
+    main(["run", "first", "--quick"])
+    main(["run", "first", "--factor", "2"])
+    assert not written and [path.name for path in (tmp_path / "usual").iterdir()] == ["small"]
+    main(["run", "first"])
+    assert written == [True] and (tmp_path / "usual" / "first.csv").exists()
+
+
+def test_the_same_rows_are_the_same_figure(of_three, tmp_path):
+    for folder in "a", "b":
+        main(["run", "first", "--results", str(tmp_path / folder)])
+    for suffix in "png", "svg":
+        assert (tmp_path / "a" / f"first.{suffix}").read_bytes() == (tmp_path / "b" / f"first.{suffix}").read_bytes()
+
+
+def test_the_simulators_own_are_refused_on_a_gpu(of_three, tmp_path, monkeypatch, capsys):
+    class Given(backends.Simulator):
+        name = "gpu"
+
+    monkeypatch.setitem(backends.BACKENDS, "gpu", Given)
+    of_three["third"] = replace(small(), on_gpu=True, measure=lambda backend, sizes, factor: [{"size": 1, "square": 1}])
+    assert main(["run", "first", "--backend", "gpu", "--results", str(tmp_path)]) == 2
+    assert "--backend gpu: first" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert main(["all", "--backend", "gpu", "--results", str(tmp_path)]) == 0
+    assert {path.stem for path in tmp_path.iterdir()} == {"third"}
+    assert record.read_csv(tmp_path / "third.csv")[1]["backend"] == "gpu"
