@@ -1,31 +1,61 @@
 """Which part of its bound does the error of a result reach, where, and which term of the bound leads there?
 
 For each dtype and family of values, out, lse and dq of 16 queries over N keys, dk and dv of 16 keys under N queries:
-the largest and the median error / bound of the elements. Two sweeps, over N at head_dim 16 and over head_dim at N =
-256. A ratio near 1 says that the bound cannot be made smaller; a small one that roundings cancel each other, or that
+the largest and the median error / bound of the elements. Two sweeps, over N at head_dim 16 and over head_dim at one N.
+A ratio near 1 says that the bound cannot be made smaller; a small one that roundings cancel each other, or that
 nothing in the kernel errs as far as it might. Beyond 1 the kernel or the bound would be wrong.
+
+In 16 bits the root mean square of out's errors is also compared with that of independent, uniformly distributed
+roundings of P and out, sqrt(0.18 u^2 (sum_j P_j^2 V_jc^2 + O_c^2)) for each element: an estimate, not a bound. All
+errors are those of the real kernels, nothing is emulated. How the bounds come about: experiments/error_bound.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from cupyflash import attention, attention_backward, bounds, ptxsim, reference
 from cupyflash.testing import FAMILIES, AttentionProblem
 from experiments import record
+from experiments.experiment import Experiment, Outcome, Row
+from experiments.parallel import measure_all
 
 ARCH = "sm_80"
 FEW = 16
-HEAD_DIM, SEQLEN = 16, 256  # of the sweep over the other
+HEAD_DIM = 16  # of the sweep over N
+NO_TERMS = {"leading_term": None, "its_share": None, "predicted_share": None}
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-RESULTS = {"keys": ("out", "lse", "dq"), "queries": ("dk", "dv")}  # that sum over them
+UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # roundoff in 16 bits
+QUERY_RESULTS, KEY_RESULTS = ("out", "lse", "dq"), ("dk", "dv")
+RESULTS = {"keys": QUERY_RESULTS, "queries": KEY_RESULTS}  # that sum over them
+# Terms whose share of a bound in 16 bits was predicted.
+PREDICTED_TERMS = {"out": ("rounding of P", "rounding of out"), "dq": ("delta",), "dk": ("delta",)}
+PREDICTED_SHARES = {"out": 0.8, "dq": 0.75, "dk": 0.75}
+UNDERFLOWING = ("subnormal", "rising to tiny values", "underflowing weights")  # in float16
+GIVEN_OUT = (
+    "the prediction takes sum |dout| B for delta's error, B the bound of out; the bound here takes what the given out "
+    "is really off by, |rowsum(dout (out - O))|, at N 256 0.2 to 5 % of it in the median row and at most 16 %"
+)
+PREDICTIONS = (  # of the largest ratio: dtypes, result, families left out, from, to, why it differs
+    (
+        UNITS,
+        "out",
+        (),
+        (0.1, 0.65),
+        "reached where P or out underflows: there each weight or element loses all that the bound takes, half the "
+        "spacing of subnormals or, if less, the whole weight",
+    ),
+    (UNITS, "out", UNDERFLOWING, (0.1, 0.65), ""),
+    (("float32",), "out", (), (0.1, 0.65), ""),
+    (UNITS, "dq", (), (0.1, 0.45), f"{GIVEN_OUT}: rows in which delta leads come near their bound"),
+    (UNITS, "dk", (), (0.45, 1), ""),
+    (UNITS, "dv", (), (0.45, 1), ""),
+)
+PREDICTED_RMS = {"normal": (0.85, 1.15), "one sign": (0.85, 1.15), "peaked": (0.4, 0.75)}  # over the estimate
 
 
 @dataclass(frozen=True)
@@ -65,7 +95,25 @@ class Case:
         return tuple(np.stack(arrays) for arrays in zip(*drawn, strict=True))
 
 
-def measure(case: Case) -> list[dict[str, float | str | None]]:
+def measure(
+    dtypes: list[str], seqlens: list[int], float64_seqlens: list[int], head_dims: list[int], seqlen: int
+) -> list[Row]:
+    """Rows of both sweeps, for each dtype; ``seqlen`` is that of the sweep over head_dim."""
+    cases = [
+        Case(dtype, many, *size)
+        for dtype in dtypes
+        for many in RESULTS
+        for size in sizes(float64_seqlens if dtype == "float64" else seqlens, head_dims, seqlen)
+    ]
+    return list(itertools.chain(*measure_all(audit, cases, work=lambda case: case.work)))
+
+
+def sizes(seqlens: list[int], head_dims: list[int], seqlen: int) -> list[tuple[int, int]]:
+    """(N, head_dim) of both sweeps."""
+    return sorted({*((length, HEAD_DIM) for length in seqlens), *((seqlen, head_dim) for head_dim in head_dims)})
+
+
+def audit(case: Case) -> list[Row]:
     """A row for each family and result."""
     dout, q, k, v = case.inputs()
     with ptxsim.settings(arch=ARCH):
@@ -75,6 +123,10 @@ def measure(case: Case) -> list[dict[str, float | str | None]]:
     exact = *reference.attention(q, k, v, return_lse=True), *reference.attention_backward(*arguments)
     bound = *bounds.attention(q, k, v, return_lse=True), *bounds.attention_backward(*arguments)
     judged = dict(zip(itertools.chain(*RESULTS.values()), zip(found, exact, bound, strict=True), strict=True))
+    rms = {}
+    for family in PREDICTED_RMS if case.dtype in UNITS else ():
+        index = FAMILIES.index(family)
+        rms[family] = rms_over_estimate(UNITS[case.dtype], *(x[index] for x in (q, k, v, out, exact[0])))
     rows = []
     for index, family in enumerate(FAMILIES):
         summaries = {result: summary(*(x[index] for x in judged[result])) for result in RESULTS[case.many]}
@@ -89,7 +141,8 @@ def measure(case: Case) -> list[dict[str, float | str | None]]:
                 "seqlen_k": case.seqlens[1],
                 "head_dim": case.head_dim,
                 **summaries[result],
-                **terms.get(result, {"leading_term": None, "its_share": None}),
+                **terms.get(result, NO_TERMS),
+                "rms_over_estimate": rms[family] if result == "out" and family in rms else None,
             }
             for result in summaries
         ]
@@ -114,11 +167,22 @@ def summary(found: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> dict[str
     }
 
 
+def rms_over_estimate(unit: float, q, k, v, out, exact) -> float:
+    """Root mean square of out's errors, over that of independent roundings of P and out."""
+    q, k, v, out = (x.astype(np.float64) for x in (q, k, v, out))
+    scores = q @ k.T * q.shape[-1] ** -0.5
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    estimate = 0.18 * unit**2 * (weights**2 @ v**2 + exact**2)
+    return float(np.sqrt(np.mean((out - exact) ** 2) / np.mean(estimate)))
+
+
 def leading_terms(places: dict[str, tuple[int, int | None]], dout, q, k, v, out, lse) -> dict[str, dict]:
-    """For each result the term of its bound that is largest at the place given, and its share of all of them."""
+    """For each result the term of its bound that is largest at the place given, its share of all of them, and that of
+    the terms that were predicted to lead."""
     if not places:
         return {}
-    by_query = places.keys() <= {*RESULTS["keys"]}
+    by_query = places.keys() <= {*QUERY_RESULTS}
     if by_query:  # a query's results and their bounds know no other query: these are enough
         queries = [row for row, _ in places.values()]
         dout, q, out, lse = (x[queries] for x in (dout, q, out, lse))
@@ -135,43 +199,59 @@ def leading_terms(places: dict[str, tuple[int, int | None]], dout, q, k, v, out,
         place = (row,) if column is None else (row, column)
         values = {name: float(term[place]) for name, term in terms[result].items()}
         name, total = max(values, key=values.get), sum(values.values())
-        leading[result] = {"leading_term": name, "its_share": values[name] / total if total else None}
+        predicted = sum(values[term] for term in PREDICTED_TERMS.get(result, ()))
+        shares = values[name] / total if total else None, predicted / total if total and predicted else None
+        leading[result] = dict(zip(NO_TERMS, (name, *shares), strict=True))
     return leading
 
 
-def sizes(seqlens: list[int], head_dims: list[int]) -> list[tuple[int, int]]:
-    """(N, head_dim) of both sweeps."""
-    return sorted({*((seqlen, HEAD_DIM) for seqlen in seqlens), *((SEQLEN, head_dim) for head_dim in head_dims)})
+def dtypes_of(rows: list[Row]) -> list[str]:
+    """In their order."""
+    return list(dict.fromkeys(row["dtype"] for row in rows))
 
 
-def audit(cases: list[Case]) -> list[dict]:
-    """All rows in the order of the cases; the longest ones are computed first, a process per core."""
-    order = sorted(cases, key=lambda case: case.work, reverse=True)
-    done = {}
-    with ProcessPoolExecutor(os.cpu_count()) as pool, tqdm(total=len(cases), unit="case", smoothing=0) as bar:
-        waiting = {pool.submit(measure, case): case for case in order}
-        for future in as_completed(waiting):
-            case = waiting[future]
-            done[case] = future.result()
-            bar.set_postfix_str(f"{case.dtype}, {case.seqlen} {case.many}, head_dim {case.head_dim}", refresh=False)
-            bar.update()
-    return [row for case in cases for row in done[case]]
-
-
-def seqlen_of(row: dict) -> int:
+def seqlen_of(row: Row) -> int:
     return max(row["seqlen_q"], row["seqlen_k"])
 
 
-def draw_sweep(axes, rows: list[dict], size) -> None:
+def draw(figure, rows: list[Row]) -> None:
+    """A column of three panels for each dtype."""
+    dtypes = dtypes_of(rows)
+    seqlen = next((seqlen_of(row) for row in rows if row["head_dim"] != HEAD_DIM), seqlen_of(rows[0]))
+    panels = figure.subplots(3, len(dtypes), height_ratios=(1, 1, 1.4))
+    for column, dtype in zip(panels.T, dtypes, strict=True):
+        own = [row for row in rows if row["dtype"] == dtype]
+        draw_sweep(column[0], [row for row in own if row["head_dim"] == HEAD_DIM], seqlen_of)
+        draw_sweep(column[1], [row for row in own if seqlen_of(row) == seqlen], lambda row: row["head_dim"])
+        draw_families(column[2], own)
+        column[0].set_title(dtype)
+        column[0].set_xlabel(f"N, at head_dim {HEAD_DIM}")
+        column[1].set_xlabel(f"head_dim, at N = {seqlen}")
+        column[2].tick_params(labelleft=dtype == dtypes[0], length=0)
+    for axes in panels[:2].flat:
+        axes.set_ylim(1e-6, 2)
+    for axes in panels[:2, 0]:
+        axes.set_ylabel("error / bound")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    title = (
+        "Above, of all families: solid, the largest; dotted, the median of the medians. Below: the largest, by family"
+    )
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, title=title)
+
+
+def draw_sweep(axes, rows: list[Row], size) -> None:
     """For each result the largest ratio of all families, and the median of their medians, against ``size(row)``."""
-    for colour, result in enumerate(itertools.chain(*RESULTS.values())):
+    results = itertools.chain(*RESULTS.values())
+    for result, colour, marker in zip(results, record.COLOURS, "os^Dv", strict=False):
         points = {}
         for row in rows:
             if row["result"] == result and row["largest"] is not None:
                 points.setdefault(size(row), []).append((row["largest"], row["median"]))
         at = sorted(points)
-        axes.plot(at, [max(x for x, _ in points[n]) for n in at], "o-", color=f"C{colour}", markersize=4, label=result)
-        axes.plot(at, [np.median([x for _, x in points[n]]) for n in at], ":", color=f"C{colour}")
+        axes.plot(
+            at, [max(x for x, _ in points[n]) for n in at], f"{marker}-", color=colour, markersize=4, label=result
+        )
+        axes.plot(at, [np.median([x for _, x in points[n]]) for n in at], ":", color=colour)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -179,7 +259,7 @@ def draw_sweep(axes, rows: list[dict], size) -> None:
     axes.minorticks_off()
 
 
-def draw_families(axes, rows: list[dict]) -> None:
+def draw_families(axes, rows: list[Row]) -> None:
     """A map of the largest ratio of all sizes: families down, results across."""
     results = list(itertools.chain(*RESULTS.values()))
     largest = np.full((len(FAMILIES), len(results)), np.nan)
@@ -196,52 +276,83 @@ def draw_families(axes, rows: list[dict]) -> None:
     axes.grid(visible=False)
 
 
-def draw(panels, rows: list[dict]) -> None:
-    """A column of three panels for each dtype."""
-    for column, dtype in zip(panels.T, DTYPES, strict=True):
-        own = [row for row in rows if row["dtype"] == dtype]
-        draw_sweep(column[0], [row for row in own if row["head_dim"] == HEAD_DIM], seqlen_of)
-        draw_sweep(column[1], [row for row in own if seqlen_of(row) == SEQLEN], lambda row: row["head_dim"])
-        draw_families(column[2], own)
-        column[0].set_title(dtype, loc="left")
-        column[0].set_xlabel(f"N, at head_dim {HEAD_DIM}")
-        column[1].set_xlabel(f"head_dim, at N = {SEQLEN}")
-        column[2].tick_params(labelleft=dtype == DTYPES[0], length=0)
-    for axes in panels[:2].flat:
-        axes.set_ylim(1e-6, 2)
-    for axes in panels[:2, 0]:
-        axes.set_ylabel("error / bound")
-    panels[0, 0].legend(fontsize=8, title="largest; dotted: median", title_fontsize=8, loc="lower left")
+def worst(rows: list[Row]) -> Row:
+    """The row of the largest ratio."""
+    return max((row for row in rows if row["largest"] is not None), key=lambda row: row["largest"])
 
 
-def main() -> None:
-    args = record.arguments(
-        __doc__,
-        quick={"seqlens": [64, 256], "head_dims": [32]},
-        seqlens=[64, 256, 1024, 4096, 16384],
-        head_dims=[32, 64, 128, 256],
-    )
-    cases = [
-        Case(dtype, many, seqlen, head_dim)
-        for dtype in DTYPES
-        for many in RESULTS
-        for seqlen, head_dim in sizes(args.seqlens, args.head_dims)
-    ]
-    rows = audit(cases)
-    for dtype in DTYPES:
-        for result in itertools.chain(*RESULTS.values()):
-            own = [r for r in rows if (r["dtype"], r["result"]) == (dtype, result) and r["largest"] is not None]
-            worst = max(own, key=lambda row: row["largest"])
-            print(
-                f"{dtype:>8} {result:>3}: at most {worst['largest']:.3f} of the bound (N = {seqlen_of(worst)}, "
-                f"head_dim {worst['head_dim']}, {worst['family']}; mostly {worst['leading_term']})"
+def told(row: Row) -> str:
+    """Ratio, and where it is."""
+    where = f"N {seqlen_of(row)}, head_dim {row['head_dim']}, {row['family']}"
+    return f"{row['largest']:.3f} ({row['dtype']}, {row['result']}, {where}; mostly {row['leading_term']})"
+
+
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """That no error is above its bound; and what was predicted of ratios and shares."""
+    judged = []
+    for dtype in dtypes_of(rows):
+        row = worst([row for row in rows if row["dtype"] == dtype])
+        judged.append(Outcome(f"{dtype}: largest error / bound", "at most 1", told(row), row["largest"] <= 1))
+    for dtypes, result, left_out, (least, most), note in PREDICTIONS:
+        own = [row for row in rows if row["dtype"] in dtypes and row["result"] == result]
+        row = worst([row for row in own if row["family"] not in left_out])
+        judged.append(
+            Outcome(
+                f"{' and '.join(dtypes)}, {result}: largest error / bound"
+                + f", without {', '.join(left_out)}" * bool(left_out),
+                f"{least:g} to {most:g} (predicted)",
+                told(row),
+                least <= row["largest"] <= most,
+                note,
             )
-    record.write_csv(args.results / "bound_audit.csv", rows)
-    with record.figure(
-        args.results / "bound_audit.png", 3, len(DTYPES), size=(14.0, 11.0), height_ratios=(1, 1, 1.4)
-    ) as panels:
-        draw(panels, rows)
+        )
+    for result, terms in PREDICTED_TERMS.items():
+        own = [row for row in rows if row["dtype"] in UNITS and row["result"] == result and row["predicted_share"]]
+        share = float(np.median([row["predicted_share"] for row in own]))
+        least = PREDICTED_SHARES[result]
+        judged.append(
+            Outcome(
+                f"16 bits: share of {' and '.join(terms)} in the bound of {result} where the ratio is largest, median",
+                f"above {least:.0%} (predicted)",
+                f"{share:.0%}; {sum(row['predicted_share'] > least for row in own)} of {len(own)} above",
+                share > least,
+                f"{GIVEN_OUT}; the rounding of dS leads in most families",
+            )
+        )
+    for family, (least, most) in PREDICTED_RMS.items():
+        ratios = [row["rms_over_estimate"] for row in rows if row["family"] == family and row["rms_over_estimate"]]
+        ratio = float(np.median(ratios))
+        judged.append(
+            Outcome(
+                f"16 bits, {family}: root mean square of out's errors, over the estimate, median",
+                f"{least:g} to {most:g} (predicted)",
+                f"{ratio:.2f}; {min(ratios):.2f} to {max(ratios):.2f}",
+                least <= ratio <= most,
+            )
+        )
+    return judged
 
 
-if __name__ == "__main__":
-    main()
+EXPERIMENT = Experiment(
+    claim="No error exceeds its bound, for four dtypes, N to 4096 (float64: 1024), head_dim 16 to 256 and families of "
+    "values that each stress one term ([the bound](error_bound.md))",
+    caption="Largest and median error / bound of every result, over N, head_dim and families of values: none above 1.",
+    measure=measure,
+    draw=draw,
+    outcomes=outcomes,
+    full={
+        "dtypes": list(DTYPES),
+        "seqlens": [64, 256, 1024, 4096],
+        "float64_seqlens": [64, 256, 1024],
+        "head_dims": [16, 32, 64, 128, 256],
+        "seqlen": 256,
+    },
+    quick={
+        "dtypes": ["float16", "float32"],
+        "seqlens": [48],
+        "float64_seqlens": [48],
+        "head_dims": [16],
+        "seqlen": 48,
+    },
+    figure_size=(14.0, 11.5),
+)
