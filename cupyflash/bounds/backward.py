@@ -136,7 +136,19 @@ def attention_naive_backward(
     align: Align | None = None,
     grads_out=None,
 ) -> Gradients:
-    """The same for :func:`cupyflash.naive.attention_backward`, which rounds S, P, dP and dS to the inputs' dtype."""
+    """The same for :func:`cupyflash.naive.attention_backward`, which rounds S, P, dP and dS to the inputs' dtype.
+
+    Examples
+    --------
+    >>> from cupyflash import naive, reference
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 2, 9, 8)).astype(np.float16)
+    >>> out, lse = naive.attention(q, k, v, return_lse=True)
+    >>> found = naive.attention_backward(dout, q, k, v, out, lse)
+    >>> exact = reference.attention_backward(dout, q, k, v, out, lse)
+    >>> bound = attention_naive_backward(dout, q, k, v, out, lse)
+    >>> [bool((abs(x - y) <= z).all()) for x, y, z in zip(found, exact, bound)]
+    [True, True, True]
+    """
     problem, grads_out = backward_problem(
         dout, q, k, v, out, lse, dlse=dlse, softmax_scale=softmax_scale, causal=causal, align=align,
         grads_out=grads_out, gradient_dtype=FLOAT64,

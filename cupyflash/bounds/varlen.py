@@ -53,7 +53,18 @@ def attention_varlen(
 def attention_varlen_backward(
     dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *, dlse=None, grads_out=None, **options
 ) -> Gradients:
-    """What :func:`cupyflash.bounds.attention_backward` is, for :func:`cupyflash.attention_varlen_backward`."""
+    """What :func:`cupyflash.bounds.attention_backward` is, for :func:`cupyflash.attention_varlen_backward`.
+
+    Examples
+    --------
+    >>> import cupyflash
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 9, 2, 8)).astype(np.float16)
+    >>> offsets = np.array([0, 1, 7])
+    >>> out, lse = cupyflash.attention_varlen(q, k, v, offsets, offsets, return_lse=True)
+    >>> dq, dk, dv = attention_varlen_backward(dout, q, k, v, out, lse, offsets, offsets)
+    >>> dq.shape, bool((dv[:7] > 0).all()), bool((dv[7:] == 0).all())
+    ((9, 2, 8), True, True)
+    """
     problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
     targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, gradient_dtype=FLOAT64)
     operands = {name: x for name, x in packed_operands(problem, q, k, v).items() if f"d{name}" in NAMES}

@@ -56,6 +56,16 @@ def attention_varlen_backward(
     Arguments, shapes and meaning are those of :func:`cupyflash.attention_varlen_backward`, with float64 gradients.
     Those of arrays that sequences share are summed over them and rounded once. out and lse are checked for shape and
     dtype only, as in :func:`cupyflash.reference.attention_backward`.
+
+    Examples
+    --------
+    >>> import cupyflash
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 9, 2, 8)).astype(np.float16)
+    >>> offsets = np.array([0, 1, 7])
+    >>> out, lse = cupyflash.attention_varlen(q, k, v, offsets, offsets, return_lse=True)
+    >>> dq, dk, dv = attention_varlen_backward(dout, q, k, v, out, lse, offsets, offsets)
+    >>> bool((dv[0] == dout[0]).all()), bool((dk[7:] == 0).all())  # a sequence of one key; behind the last one
+    (True, True)
     """
     problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
     targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, gradient_dtype=FLOAT64)
