@@ -33,6 +33,8 @@ from experiments.experiment import Experiment, Outcome, Row
 from experiments.parallel import measure_all
 
 ELEMENT_BYTES = 2
+REPEATED_BYTES = 2 * ELEMENT_BYTES  # of two operands, for each N^2 d^2 / M
+LENGTH_HEAD_DIM = 64  # while N grows
 ARCH, OLDER_ARCH = "sm_80", "sm_75"  # the backward's tiles are smaller on the older one
 FORWARD, BACKWARD = DIRECTIONS = "forward", "backward"
 LENGTH, HEAD_DIMS, BLOCK = SWEEPS = "length", "head_dim", "block"
@@ -63,16 +65,23 @@ def formulas(direction: str, seqlen: int, head_dim: int, block_m: int | None = N
         return {
             "standard_formula": 4 * square + 4 * operand,
             "ours_least_formula": 4 * operand,
-            "ours_requested_formula": 2 * operand + passes[0] * 2 * operand,
+            "ours_requested_formula": once(direction, seqlen, head_dim) + passes[0] * 2 * operand,
         }
-    delta = 2 * operand + 3 * seqlen * SECTOR_BYTES  # a warp for each query: a sector for each of its statistics
-    dq = 3 * operand + 8 * seqlen + passes[0] * 2 * operand
-    dkdv = 4 * operand + passes[1] * (2 * operand + 8 * seqlen)
+    dq, dkdv = passes[0] * 2 * operand, passes[1] * (2 * operand + 8 * seqlen)  # dkdv reads lse and delta as well
     return {
         "standard_formula": 10 * square + 10 * operand,
         "ours_least_formula": 13 * operand + STATISTICS_BYTES * seqlen,
-        "ours_requested_formula": delta + dq + dkdv,
+        "ours_requested_formula": once(direction, seqlen, head_dim) + dq + dkdv,
     }
+
+
+def once(direction: str, seqlen: int, head_dim: int) -> int:
+    """Bytes that the tiled kernels request once, whatever their tiles."""
+    operand = seqlen * head_dim * ELEMENT_BYTES
+    if direction == FORWARD:
+        return 2 * operand
+    delta = 2 * operand + 3 * seqlen * SECTOR_BYTES  # a warp for each query: a sector for each of its statistics
+    return delta + (3 * operand + 8 * seqlen) + 4 * operand  # then dq, and dkdv
 
 
 def theorem(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> float:
@@ -111,6 +120,7 @@ def count(case: Row) -> Row:
         "ours_requested": ours.requested,
         "standard_least": standard.least if standard else None,
         **formulas(**sizes),
+        "ours_repeated": ours.requested - once(case["direction"], case["seqlen"], case["head_dim"]),
         "theorem": theorem(**sizes),
     }
 
@@ -144,13 +154,13 @@ def _work(case: Row) -> float:
 
 def draw(figure, rows: list[Row]) -> None:
     """Above N, forward and backward; below head_dim and block size."""
-    panels = figure.subplots(2, 2, height_ratios=(1.15, 1))
+    panels = figure.subplots(2, 2, height_ratios=(1.2, 1))
+    panels[0, 1].sharey(panels[0, 0])
     for axes, direction in zip(panels[0], DIRECTIONS, strict=True):
         draw_lengths(axes, of(rows, LENGTH, direction))
-    panels[0, 0].sharey(panels[0, 1])
     draw_head_dims(panels[1, 0], of(rows, HEAD_DIMS, FORWARD))
     draw_blocks(panels[1, 1], [row for row in rows if row["sweep"] == BLOCK])
-    figure.suptitle("Device memory moved by one head")
+    figure.suptitle("Device memory moved by one head: counted (markers) and by formula (lines)")
 
 
 def of(rows: list[Row], sweep: str, direction: str) -> list[Row]:
@@ -160,7 +170,7 @@ def of(rows: list[Row], sweep: str, direction: str) -> list[Row]:
 
 SERIES = (
     ("standard_least", "standard method", record.STANDARD, "-", "s"),
-    ("ours_requested", "cupyflash, no cache at all", record.EXTRA, ":", "^"),
+    ("ours_requested", "cupyflash,\nno cache", record.EXTRA, ":", "^"),
     ("ours_least", "cupyflash", record.OURS, "-", "o"),
 )
 
@@ -175,11 +185,9 @@ def draw_series(axes, rows: list[Row], variable: str) -> None:
         end = values[-1], rows[-1][PAIRS[counted]]
         axes.annotate(label, end, (8, 0), textcoords="offset points", va="center", color=colour)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log", base=4)
     axes.set_xticks(values, [str(value) for value in values])
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in (2.0**n for n in range(10, 40, 2)) if low < tick < high]
-    axes.set_yticks(ticks, [f"{t / 1024:g} KiB" if t < 2**20 else f"{t / 2**20:g} MiB" for t in ticks])
+    axes.yaxis.set_major_formatter(lambda t, _: f"{t / 1024:g} KiB" if t < 2**20 else f"{t / 2**20:g} MiB")
     axes.minorticks_off()
 
 
@@ -188,7 +196,7 @@ def draw_lengths(axes, rows: list[Row]) -> None:
     draw_series(axes, rows, "seqlen")
     last = rows[-1]
     standard, ours = last["standard_formula"], last["ours_least"]
-    middle = last["seqlen"], math.sqrt(ours * last["ours_requested"])
+    middle = last["seqlen"], math.sqrt(standard * last["ours_requested"])
     axes.annotate(
         f"{standard / ours:.0f}x", middle, (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=13
     )
@@ -206,34 +214,103 @@ def draw_head_dims(axes, rows: list[Row]) -> None:
 
 
 def draw_blocks(axes, rows: list[Row]) -> None:
-    """Bytes beyond the least against N^2 d^2 / M: the points of all head_dims and tiles lie on one line."""
+    """Repeated reads against N^2 d^2 / M: the points of all head_dims and tiles lie on one line."""
     head_dims = sorted({row["head_dim"] for row in rows})
-    for direction, style in zip(DIRECTIONS, ({}, {"markerfacecolor": "white"}), strict=True):
-        for head_dim, colour, marker in zip(head_dims, record.COLOURS, "osD^", strict=False):
-            those = [row for row in rows if (row["direction"], row["head_dim"]) == (direction, head_dim)]
+    for direction, face in (FORWARD, None), (BACKWARD, "white"):
+        for head_dim, colour, marker in zip(head_dims, record.COLOURS, "osD^v", strict=False):
+            those = [row for row in of(rows, BLOCK, direction) if row["head_dim"] == head_dim]
             label = f"d = {head_dim}" if direction == FORWARD else None
-            x, y = [row["theorem"] for row in those], [row["ours_requested"] for row in those]
-            axes.plot(x, y, marker, color=colour, label=label, **style)
-    ends = min(row["theorem"] for row in rows), max(row["theorem"] for row in rows)
-    axes.plot(ends, [REREAD_BYTES * x for x in ends], color="black", linewidth=1, zorder=0)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.legend()
-
-
-LENGTH_HEAD_DIM = 64
-REREAD_BYTES = 2 * ELEMENT_BYTES  # of two operands, for each N^2 d^2 / M
+            x, y = ([row[name] / 2**20 for row in those] for name in ("theorem", "ours_repeated"))
+            axes.plot(x, y, marker, color=colour, label=label, markerfacecolor=face or colour, markersize=7)
+    ends = [end(row["theorem"] for row in rows) / 2**20 for end in (min, max)]
+    axes.plot(ends, [REPEATED_BYTES * x for x in ends], color="black", linewidth=1, zorder=0)
+    axes.set_xscale("log", base=4)
+    axes.set_yscale("log", base=4)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set_xlabel(r"$N^2 d^2 / M$, M = BLOCK_M d (backward: and BLOCK_N d), in $2^{20}$")
+    axes.set_ylabel("MiB")
+    axes.set_title(f"Without a cache: repeated reads, N = {rows[0]['seqlen']}")
+    axes.annotate(
+        rf"line: {REPEATED_BYTES} bytes $\cdot\;N^2 d^2 / M$" + "\nfilled: forward, open: backward",
+        (0.97, 0.05), xycoords="axes fraction", ha="right", fontsize=10,
+    )  # fmt: skip
+    axes.legend(frameon=False, fontsize=10)
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:
     """Counts against formulas, growth with N and d, and the theorem."""
     pairs = [(row[a], row[b]) for row in rows for a, b in PAIRS.items() if row[a] is not None]
     equal = sum(counted == formula for counted, formula in pairs)
-    return [
+    found = [
         Outcome(
             "bytes counted and by formula", "equal in all", f"equal in {equal} of {len(pairs)}", equal == len(pairs)
         )
     ]
+    for direction in DIRECTIONS:
+        found += _growth(of(rows, LENGTH, direction))
+    return [*found, *_theorem(rows), _advantage(of(rows, HEAD_DIMS, FORWARD))]
+
+
+def _growth(rows: list[Row]) -> list[Outcome]:
+    """The power of N that bytes grow with between the two longest: the standard method's by its formula."""
+    short, long = sorted(rows, key=lambda row: row["seqlen"])[-2:]
+    outcomes = []
+    for column, method, expected, tolerance in (
+        ("standard_formula", "standard method, by formula", 2, 0.25),
+        ("ours_least", "cupyflash", 1, 0),
+    ):
+        power = math.log2(long[column] / short[column]) / math.log2(long["seqlen"] / short["seqlen"])
+        outcomes.append(
+            Outcome(
+                f"{long['direction']}, {method}: power of N, N = {short['seqlen']} to {long['seqlen']}",
+                f"{expected}{f' within {tolerance}' * bool(tolerance)}",
+                f"{power:.2f}",
+                abs(power - expected) <= tolerance + 1e-9,
+            )
+        )
+    return outcomes
+
+
+def _theorem(rows: list[Row]) -> list[Outcome]:
+    """The constant of N^2 d^2 / M, over tiles and head_dims; and d^2 where M is the same."""
+    outcomes = []
+    for direction, tolerance, words in (FORWARD, 0, ""), (BACKWARD, 0.1, ", 10 % more for lse and delta"):
+        constants = [row["ours_repeated"] / row["theorem"] for row in of(rows, BLOCK, direction)]
+        low, high = min(constants), max(constants)
+        outcomes.append(
+            Outcome(
+                f"{direction}, no cache: repeated reads over N^2 d^2 / M, all tiles and head_dims",
+                f"{REPEATED_BYTES} bytes: two operands{words}",
+                f"{low:.4g} to {high:.4g} bytes",
+                REPEATED_BYTES <= low and high <= REPEATED_BYTES * (1 + tolerance),
+            )
+        )
+    blocks = of(rows, BLOCK, FORWARD)
+    on_chip = min(row["head_dim"] for row in blocks) * max(BLOCK_ROWS)
+    same = [row for row in blocks if row["block_m"] * row["head_dim"] == on_chip]
+    head_dims = [row["head_dim"] for row in same]
+    expected = (max(head_dims) / min(head_dims)) ** 2
+    ratio = same[head_dims.index(max(head_dims))]["ours_repeated"] / same[0]["ours_repeated"]
+    what = f"the same, M = {on_chip}, head_dim {min(head_dims)} to {max(head_dims)}"
+    return [*outcomes, Outcome(what, f"{expected:g} times (d squared)", f"{ratio:g} times", ratio == expected)]
+
+
+def _advantage(rows: list[Row]) -> Outcome:
+    """The standard method over the tiled one without a cache, which shrinks as d comes near BLOCK_M."""
+    ratios = [row["standard_formula"] / row["ours_requested"] for row in rows]
+    expected = [2 * tiles(FORWARD, row["head_dim"])[0] / row["head_dim"] for row in rows]
+    return Outcome(
+        f"forward, no cache for the tiled kernel: standard over tiled, head_dim {_joined(r['head_dim'] for r in rows)}",
+        f"near 2 BLOCK_M / d for N far above BLOCK_M: {_joined(expected)}, within a third",
+        _joined(f"{ratio:.2f}" for ratio in ratios),
+        all(abs(ratio / near - 1) < 1 / 3 for ratio, near in zip(ratios, expected, strict=True)),
+    )
+
+
+def _joined(values) -> str:
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 EXPERIMENT = Experiment(
@@ -251,6 +328,6 @@ EXPERIMENT = Experiment(
         "counted_to": 1024,
         "sweep_seqlen": 512,
     },
-    quick={"seqlens": [128, 256], "head_dims": [32, 64], "counted_to": 128, "sweep_seqlen": 256},
+    quick={"seqlens": [64, 128, 512], "head_dims": [64], "counted_to": 128, "sweep_seqlen": 256},
     figure_size=(11.0, 8.0),
 )

@@ -108,8 +108,8 @@ def draw(figure, rows: list[Row]) -> None:
     lengths = [row["seqlen"] for row in rows]
     for quantity, label, colour, line, rise in (
         ("standard_scores_bytes", "standard method: S alone", record.STANDARD, "--", 0),
-        ("resident_growth_bytes", "growth of the process,\nwith simulator", "black", "s-", 11),
-        ("traced_peak_bytes", "traced allocations,\nwith simulator", record.EXTRA, "^-", -11),
+        ("resident_growth_bytes", "growth of the process,\nwith simulator", "black", "s-", 15),
+        ("traced_peak_bytes", "traced allocations,\nwith simulator", record.EXTRA, "^-", -15),
         ("device_bytes", "cupyflash: out and lse", record.OURS, "o-", 0),
     ):
         values = [row[quantity] / 2**20 for row in rows]

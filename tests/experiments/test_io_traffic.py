@@ -1,13 +1,15 @@
 import pytest
 
+from experiments import io_traffic
 from tests.experiments.running import run
 
-ARGUMENTS = "--seqlens 64 192 --head-dims 32 16 --counted-to 64 --sweep-seqlen 256".split()
+SWEEP_SEQLEN = 256
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return run("io_traffic", tmp_path_factory.mktemp("io_traffic"), *ARGUMENTS)
+    arguments = f"--seqlens 64 192 1024 --head-dims 64 --counted-to 64 --sweep-seqlen {SWEEP_SEQLEN}".split()
+    return run("io_traffic", tmp_path_factory.mktemp("io_traffic"), *arguments)
 
 
 def test_bytes(found):
@@ -16,12 +18,40 @@ def test_bytes(found):
         square, operand = 2 * row["seqlen"] ** 2, 2 * row["seqlen"] * row["head_dim"]
         if row["direction"] == "forward":
             assert row["standard_formula"] == 4 * square + 4 * operand
-            assert row["ours_least_formula"] == 4 * operand
+            assert row["ours_least"] == 4 * operand
         else:
             assert row["standard_formula"] == 10 * square + 10 * operand
-            assert row["ours_least_formula"] == 13 * operand + 28 * row["seqlen"]
-        for counted in "ours_least", "ours_requested", "standard_least":
-            formula = "standard_formula" if counted == "standard_least" else f"{counted}_formula"
-            assert row[counted] in (row[formula], None), row
-    assert sum(row["standard_least"] is not None for row in rows) == 2
+            assert row["ours_least"] == 13 * operand + 28 * row["seqlen"]
+        assert row["ours_requested"] == row["ours_requested_formula"]
+        assert row["standard_least"] in (row["standard_formula"], None)
+    assert [row["seqlen"] for row in rows if row["standard_least"] is not None] == [64, 64]
     assert all(outcome.holds for outcome in outcomes)
+
+
+def test_blocks(found):
+    blocks = [row for row in found[0] if row["sweep"] == "block"]
+    operand = 2 * SWEEP_SEQLEN * 64
+    forward = {row["block_m"]: row for row in blocks if row["direction"] == "forward"}
+    # Q is read and O written once; K and V are read for each tile of queries.
+    assert {rows: row["ours_requested"] for rows, row in forward.items()} == {
+        rows: (2 + 2 * SWEEP_SEQLEN // rows) * operand for rows in (32, 64, 128, 256)
+    }
+    # N^2 d^2 / M, with M = 64 * 32 numbers
+    assert forward[32]["theorem"] == SWEEP_SEQLEN**2 * 64**2 / (64 * 32)
+    older, newer = (row["ours_repeated"] for row in blocks if row["direction"] == "backward")
+    assert older == 2 * newer  # 64 queries and 64 keys a tile, and 128 and 128
+
+
+def test_wrong_rows_are_noticed(found):
+    rows = [dict(row) for row in found[0]]
+    rows[0]["ours_least"] += 32
+    for row in rows:
+        if row["sweep"] == "block":
+            row["ours_repeated"] *= 1.2
+        if row["sweep"] == "length" and row["seqlen"] == 1024:
+            row["ours_least"] *= 2
+            row["standard_formula"] /= 2
+        if row["sweep"] == "head_dim":
+            row["ours_requested"] *= 2
+    holds = [outcome.holds for outcome in io_traffic.outcomes(rows)]
+    assert holds == [False, False, False, False, False, False, False, True, False]
