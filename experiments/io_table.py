@@ -38,8 +38,6 @@ COUNTED = {how: f"counted on one head, times {NUM_HEADS}, {words}" for how, word
 BY_FORMULA = {how: f"by formula, {words}" for how, words in _HOW.items()}
 FORMULAS = ("standard_formula", "ours_least_formula", "ours_requested_formula")
 NO_MEASURE = ("naive", COUNTED["requested"])
-
-
 METHODS = {"naive": naive, "cupyflash": cupyflash}
 PRODUCTS = {"standard": 6, "flash": 7, "naive": 7, "cupyflash": 9}  # of N x N x head_dim, forward and backward
 PRINTED = {"standard": (40.3, 66.6), "flash": (4.4, 75.2)}  # GB and GFLOP
@@ -103,25 +101,25 @@ def measure(seqlen: int) -> list[Row]:
     }
     formula = {name: [formulas(way, seqlen, HEAD_DIM)[name] for way in DIRECTIONS] for name in FORMULAS}
     standard, with_passes, flash = algorithms(seqlen)
-    printed = (lambda method: [published(method)]) if seqlen == SEQLEN else (lambda method: [])
-    return [
-        *printed("standard"),
+    rows = [
+        published("standard"),
         standard,
         with_passes,
         row("naive", BY_FORMULA["least"], seqlen, *formula["standard_formula"]),
         *(row("naive", COUNTED[how], seqlen, *bytes_of["naive", how]) for how in COUNTED),
-        *printed("flash"),
+        published("flash"),
         flash,
         row("cupyflash", BY_FORMULA["least"], seqlen, *formula["ours_least_formula"]),
         row("cupyflash", BY_FORMULA["requested"], seqlen, *formula["ours_requested_formula"]),
         *(row("cupyflash", COUNTED[how], seqlen, *bytes_of["cupyflash", how]) for how in COUNTED),
     ]
+    return [r for r in rows if r["seqlen"] == seqlen]
 
 
 def draw(figure, rows: list[Row]) -> None:
     """A bar for each row but the formulas of what is counted as well, and what naive kernels request."""
     axes = figure.subplots()
-    hidden = (*BY_FORMULA.values(),)
+    hidden = BY_FORMULA.values()
     shown = [r for r in rows if r["source"] not in hidden and (r["method"], r["source"]) != NO_MEASURE][::-1]
     colours = {"standard": record.STANDARD, "naive": record.STANDARD, "flash": record.OURS, "cupyflash": record.OURS}
     for place, r in enumerate(shown):

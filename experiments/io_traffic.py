@@ -37,12 +37,11 @@ REPEATED_BYTES = 2 * ELEMENT_BYTES  # of two operands, for each N^2 d^2 / M
 LENGTH_HEAD_DIM = 64  # while N grows
 ARCH, OLDER_ARCH = "sm_80", "sm_75"  # the backward's tiles are smaller on the older one
 FORWARD, BACKWARD = DIRECTIONS = "forward", "backward"
-LENGTH, HEAD_DIMS, BLOCK = SWEEPS = "length", "head_dim", "block"
+BY_LENGTH, BY_HEAD_DIM, BY_BLOCK = "length", "head_dim", "block"  # sweeps
 STATISTICS_BYTES = 4 + 8 + 8 + 8  # of a query: lse is read; lse and delta are written, and read by two kernels
-BLOCK_ROWS, BLOCK_KEYS = (
-    (32, 64, 128, 256),
-    32,
-)  # queries and keys of a tile; what a block may have bounds their product
+BLOCK_ROWS = (32, 64, 128, 256)  # queries of a tile of the forward
+BLOCK_KEYS = 32  # more do not fit beside 256 queries at head_dim 256
+SLOWER = 20  # times that the standard kernels take in the simulator, roughly
 PAIRS = {
     "standard_least": "standard_formula",
     "ours_least": "ours_least_formula",
@@ -136,20 +135,20 @@ def measure(seqlens: list[int], head_dims: list[int], counted_to: int, sweep_seq
             "head_dim": head_dim,
             "block_m": block_m,
             "arch": arch,
-            "standard": sweep != BLOCK and seqlen <= counted_to,
+            "standard": sweep != BY_BLOCK and seqlen <= counted_to,
         }
 
-    cases = [case(LENGTH, way, n, LENGTH_HEAD_DIM) for way in DIRECTIONS for n in seqlens]
-    cases += [case(HEAD_DIMS, way, sweep_seqlen, d) for way in DIRECTIONS for d in head_dims]
-    cases += [case(BLOCK, FORWARD, sweep_seqlen, d, rows) for d in head_dims for rows in BLOCK_ROWS]
-    cases += [case(BLOCK, BACKWARD, sweep_seqlen, d, arch=arch) for arch in (OLDER_ARCH, ARCH) for d in head_dims]
+    cases = [case(BY_LENGTH, way, n, LENGTH_HEAD_DIM) for way in DIRECTIONS for n in seqlens]
+    cases += [case(BY_HEAD_DIM, way, sweep_seqlen, d) for way in DIRECTIONS for d in head_dims]
+    cases += [case(BY_BLOCK, FORWARD, sweep_seqlen, d, rows) for d in head_dims for rows in BLOCK_ROWS]
+    cases += [case(BY_BLOCK, BACKWARD, sweep_seqlen, d, arch=arch) for arch in (OLDER_ARCH, ARCH) for d in head_dims]
     return measure_all(count, cases, work=_work)
 
 
 def _work(case: Row) -> float:
-    """Time of a case, roughly: the standard kernels take 20 times as long."""
+    """Time of a case, roughly."""
     pairs = case["seqlen"] ** 2 * case["head_dim"] * (1 if case["direction"] == FORWARD else 3)
-    return pairs * (20 if case["standard"] else 1)
+    return pairs * (SLOWER if case["standard"] else 1)
 
 
 def draw(figure, rows: list[Row]) -> None:
@@ -157,9 +156,9 @@ def draw(figure, rows: list[Row]) -> None:
     panels = figure.subplots(2, 2, height_ratios=(1.2, 1))
     panels[0, 1].sharey(panels[0, 0])
     for axes, direction in zip(panels[0], DIRECTIONS, strict=True):
-        draw_lengths(axes, of(rows, LENGTH, direction))
-    draw_head_dims(panels[1, 0], of(rows, HEAD_DIMS, FORWARD))
-    draw_blocks(panels[1, 1], [row for row in rows if row["sweep"] == BLOCK])
+        draw_lengths(axes, of(rows, BY_LENGTH, direction))
+    draw_head_dims(panels[1, 0], of(rows, BY_HEAD_DIM, FORWARD))
+    draw_blocks(panels[1, 1], [row for row in rows if row["sweep"] == BY_BLOCK])
     figure.suptitle("Device memory moved by one head: counted (markers) and by formula (lines)")
 
 
@@ -218,7 +217,7 @@ def draw_blocks(axes, rows: list[Row]) -> None:
     head_dims = sorted({row["head_dim"] for row in rows})
     for direction, face in (FORWARD, None), (BACKWARD, "white"):
         for head_dim, colour, marker in zip(head_dims, record.COLOURS, "osD^v", strict=False):
-            those = [row for row in of(rows, BLOCK, direction) if row["head_dim"] == head_dim]
+            those = [row for row in of(rows, BY_BLOCK, direction) if row["head_dim"] == head_dim]
             label = f"d = {head_dim}" if direction == FORWARD else None
             x, y = ([row[name] / 2**20 for row in those] for name in ("theorem", "ours_repeated"))
             axes.plot(x, y, marker, color=colour, label=label, markerfacecolor=face or colour, markersize=7)
@@ -249,8 +248,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
         )
     ]
     for direction in DIRECTIONS:
-        found += _growth(of(rows, LENGTH, direction))
-    return [*found, *_theorem(rows), _advantage(of(rows, HEAD_DIMS, FORWARD))]
+        found += _growth(of(rows, BY_LENGTH, direction))
+    return [*found, *_theorem(rows), _advantage(of(rows, BY_HEAD_DIM, FORWARD))]
 
 
 def _growth(rows: list[Row]) -> list[Outcome]:
@@ -277,7 +276,7 @@ def _theorem(rows: list[Row]) -> list[Outcome]:
     """The constant of N^2 d^2 / M, over tiles and head_dims; and d^2 where M is the same."""
     outcomes = []
     for direction, tolerance, words in (FORWARD, 0, ""), (BACKWARD, 0.1, ", 10 % more for lse and delta"):
-        constants = [row["ours_repeated"] / row["theorem"] for row in of(rows, BLOCK, direction)]
+        constants = [row["ours_repeated"] / row["theorem"] for row in of(rows, BY_BLOCK, direction)]
         low, high = min(constants), max(constants)
         outcomes.append(
             Outcome(
@@ -287,7 +286,7 @@ def _theorem(rows: list[Row]) -> list[Outcome]:
                 REPEATED_BYTES <= low and high <= REPEATED_BYTES * (1 + tolerance),
             )
         )
-    blocks = of(rows, BLOCK, FORWARD)
+    blocks = of(rows, BY_BLOCK, FORWARD)
     on_chip = min(row["head_dim"] for row in blocks) * max(BLOCK_ROWS)
     same = [row for row in blocks if row["block_m"] * row["head_dim"] == on_chip]
     head_dims = [row["head_dim"] for row in same]
