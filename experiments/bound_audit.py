@@ -229,7 +229,7 @@ def draw(figure, rows: list[Row]) -> None:
         column[1].set_xlabel(f"head_dim, at N = {seqlen}")
         column[2].tick_params(labelleft=dtype == dtypes[0], length=0)
     for axes in panels[:2].flat:
-        axes.set_ylim(1e-6, 2)
+        axes.set_ylim(1e-4, 2)
     for axes in panels[:2, 0]:
         axes.set_ylabel("error / bound")
     handles, labels = panels[0, 0].get_legend_handles_labels()
