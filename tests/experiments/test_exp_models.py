@@ -79,12 +79,13 @@ def test_outcomes(measured):
         holding = {outcome.what for outcome in exp_models.outcomes(changed) if outcome.holds}
         return {outcome.what for outcome in found if outcome.holds} - holding
 
-    places = {(row["part"], row["model"], row["dtype"], row["scores"]): at for at, row in enumerate(rows)}
-    assert wrong(places["2^x", "degree 3", None, None], error=9.9e-5)
-    assert wrong(places["2^x", "degree 5", None, None], same_bits=0.99)
-    assert wrong(places["attention", "degree 3", "bfloat16", "peaked"], out_of_plain_bound=0.9)
-    assert wrong(places["attention", "degree 2", "float16", "peaked"], out_of_plain_bound=0.9)
-    assert wrong(places["attention", ROUNDED, "bfloat16", "rising"], groups_counted=3.0)
+    keys = "part", "model", "computed_by", "dtype", "scores", "threshold"
+    places = {tuple(row[key] for key in keys): at for at, row in enumerate(rows)}
+    assert wrong(places["2^x", "degree 3", "kernel", None, None, None], error=9.9e-5)
+    assert wrong(places["2^x", "degree 5", "kernel", None, None, None], same_bits=0.99)
+    assert wrong(places["attention", "degree 3", "kernel", "bfloat16", "peaked", 0], out_of_plain_bound=0.9)
+    assert wrong(places["attention", "degree 2", "NumPy", "float16", "peaked", 0], out_of_plain_bound=0.9)
+    assert wrong(places["attention", ROUNDED, "kernel", "bfloat16", "rising", 0], groups_counted=3.0)
 
 
 def test_tile_of_few_queries_changes_no_bit():
