@@ -1,0 +1,96 @@
+"""Attention in NumPy, with roundings that no kernel here has: 8-bit weights, running sums kept in 16 bits.
+
+:func:`standard` and :func:`tiled` are the algorithms of ``attention_naive.cu`` and ``flash_fwd.cu``, in float32; what
+they round are arguments. With the kernels' own roundings they agree with the kernels but for the order of float32 sums
+(tests/experiments/test_emulation.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from cupyflash._arrays import BFLOAT16
+
+LOG2_E = math.log2(math.e)
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+FLOAT8_MAX = float(ml_dtypes.finfo(FLOAT8).max)  # 448
+
+Rounding = Callable[[np.ndarray], np.ndarray]  # float32 -> the float32 that the format holds
+
+
+def exact(x: np.ndarray) -> np.ndarray:
+    """Stays in float32."""
+    return x
+
+
+def to_float16(x: np.ndarray) -> np.ndarray:
+    """To nearest, ties to even; beyond 65504 inf."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """To nearest, ties to even."""
+    return x.astype(BFLOAT16).astype(np.float32)
+
+
+def to_float8(x: np.ndarray) -> np.ndarray:
+    """To e4m3, nearest, ties to even; beyond 448 it saturates, as the instruction ``cvt.rn.satfinite.e4m3x2`` does."""
+    return np.clip(x, -FLOAT8_MAX, FLOAT8_MAX).astype(FLOAT8).astype(np.float32)
+
+
+def scaled_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Q K^T / sqrt(d), products summed in float32."""
+    return q.astype(np.float32) @ k.astype(np.float32).T * np.float32(q.shape[-1] ** -0.5)
+
+
+def standard(scores: np.ndarray, v: np.ndarray, *, scores_to: Rounding, weights_to: Rounding) -> np.ndarray:
+    """Softmax of whole rows, scores and weights rounded where they are stored; not rounded at the end."""
+    scores = scores_to(scores)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights_to(weights / weights.sum(axis=-1, keepdims=True)) @ v.astype(np.float32)
+
+
+def tiled(
+    scores: np.ndarray,
+    v: np.ndarray,
+    *,
+    tile: int,
+    weights_to: Rounding,
+    state_to: Rounding = exact,
+    offset: float = 0.0,
+    threshold: float = 0.0,
+    normalise_each_tile: bool = False,
+) -> np.ndarray:
+    """Online softmax over tiles of keys; not rounded at the end.
+
+    Parameters
+    ----------
+    weights_to : rounding of a tile's weights before they multiply V; the row sum takes them unrounded
+    state_to : rounding of maximum, row sum and output between tiles
+    offset : weights are 2^offset times as large, which the division by the row sum undoes
+    threshold : by how many powers of 2 the maximum may grow before it is followed
+    normalise_each_tile : keep the output divided by the row sum (FlashAttention 1), not divide once (FlashAttention 2)
+    """
+    scores = (scores * np.float32(LOG2_E)).astype(np.float32)
+    v = v.astype(np.float32)
+    row_max = np.full((len(scores), 1), -np.inf, np.float32)
+    row_sum = np.zeros((len(scores), 1), np.float32)
+    out = np.zeros((len(scores), v.shape[-1]), np.float32)
+    for first in range(0, scores.shape[-1], tile):
+        of_tile = scores[:, first : first + tile]
+        tile_max = state_to(of_tile.max(axis=-1, keepdims=True))
+        new_max = np.where(tile_max - row_max > threshold, tile_max, row_max)
+        factor = np.exp2(row_max - new_max)
+        weights = np.exp2(of_tile - new_max + np.float32(offset))
+        old_sum, row_max = row_sum, new_max
+        row_sum = state_to(old_sum * factor + weights.sum(axis=-1, keepdims=True))
+        products = weights_to(weights) @ v[first : first + tile]
+        if normalise_each_tile:
+            out = state_to((out * old_sum * factor + products) / row_sum)
+        else:
+            out = state_to(out * factor + products)
+    return out if normalise_each_tile else out / row_sum
