@@ -240,7 +240,7 @@ def _standard(rows: list[Row], head_dim: int) -> Outcome:
     cards = {row["compute_bound_on"] for way in DIRECTIONS for row in of(rows, STANDARD, way, head_dim)} - {None}
     return Outcome(
         f"standard method, head_dim {head_dim}: forward's intensity, and cards where either direction is compute-bound",
-        f"below d / 2 = {head_dim // 2} for every N; none",
+        f"at most d / 2 = {head_dim // 2}, and 1/8 for the scale; none",
         f"at most {highest:.1f}; {'; '.join(sorted(cards)) or 'none'}",
         highest <= head_dim / 2 * (1 + 1 / (4 * head_dim)) and not cards,  # multiplications by the scale included
     )

@@ -126,9 +126,11 @@ def draw(figure, rows: list[Row]) -> None:
         is_published = r["source"].startswith("published")
         axes.barh(place, r["total_gb"], color=colours[r["method"]], alpha=1 if is_published else 0.6)
         axes.annotate(f"{r['total_gb']:.1f}", (r["total_gb"], place), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(shown)), [f"{r['method']}: {r['source']}" for r in shown])
+    sources = [r["source"].replace(f" on one head, times {NUM_HEADS}", "") for r in shown]
+    axes.set_yticks(range(len(shown)), [f"{r['method']}: {source}" for r, source in zip(shown, sources, strict=True)])
+    axes.margins(x=0.08)
     axes.set_xlabel(f"GB, forward + backward, {NUM_HEADS} heads of {rows[-1]['seqlen']} x {HEAD_DIM}")
-    axes.set_title("Device memory moved: FlashAttention's table and counts here")
+    figure.suptitle("Device memory moved: FlashAttention's table (dark), and formulas and counts here")
     axes.grid(axis="y", visible=False)
 
 

@@ -10,6 +10,7 @@ Backward. The standard method computes S and P again and then dP and dS, and mov
 kernels (3 N^2 fewer if the forward's P were kept). The tiled kernels move 13 N d elements and 28 N bytes for lse and
 delta where repeated reads hit a cache; where nothing does, dq reads K and V once for each tile of queries, and dkdv
 reads Q and dO once for each tile of keys. Their tiles cannot be chosen; they differ with head_dim and architecture.
+Above head_dim 128 dk and dv come from a launch each, and the tiled kernels move 17 N d.
 
 All is counted while the kernels run in the simulator: distinct 32-byte sectors of each launch ("least"), and sectors
 of every request of a warp ("requested"). The standard kernels read their operands again for every number they compute,
@@ -25,7 +26,7 @@ import numpy as np
 
 import cupyflash
 from cupyflash import Numerics, naive, ptxsim
-from cupyflash._backward_config import flash_bwd_dkdv_tile, flash_bwd_dq_tile
+from cupyflash._backward_config import MAX_ACCUMULATOR_COLUMNS, flash_bwd_dkdv_tile, flash_bwd_dq_tile
 from cupyflash._config import flash_fwd_tile
 from cupyflash.demo.traffic import SECTOR_BYTES, inputs, of_kernels
 from experiments import record
@@ -38,7 +39,6 @@ LENGTH_HEAD_DIM = 64  # while N grows
 ARCH, OLDER_ARCH = "sm_80", "sm_75"  # the backward's tiles are smaller on the older one
 FORWARD, BACKWARD = DIRECTIONS = "forward", "backward"
 BY_LENGTH, BY_HEAD_DIM, BY_BLOCK = "length", "head_dim", "block"  # sweeps
-STATISTICS_BYTES = 4 + 8 + 8 + 8  # of a query: lse is read; lse and delta are written, and read by two kernels
 BLOCK_ROWS = (32, 64, 128, 256)  # queries of a tile of the forward
 BLOCK_KEYS = 32  # more do not fit beside 256 queries at head_dim 256
 SLOWER = 20  # times that the standard kernels take in the simulator, roughly
@@ -50,28 +50,31 @@ PAIRS = {
 
 
 def tiles(direction: str, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> tuple[int, ...]:
-    """Rows of the tiles that a block keeps: of queries, and in the backward of keys too."""
+    """Rows of the tile that a block of each launch keeps: of queries, and in dkdv of keys."""
     if direction == FORWARD:
         return (block_m or flash_fwd_tile(head_dim, head_dim, arch).block_m,)
-    return flash_bwd_dq_tile(head_dim, head_dim, arch).block_m, flash_bwd_dkdv_tile(head_dim, head_dim, arch).block_n
+    dkdv = flash_bwd_dkdv_tile(head_dim, head_dim, arch).block_n
+    launches = 2 if 2 * head_dim > MAX_ACCUMULATOR_COLUMNS else 1  # dk and dv by themselves, or together
+    return flash_bwd_dq_tile(head_dim, head_dim, arch).block_m, *[dkdv] * launches
 
 
 def formulas(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> Row:
     """Bytes by the formulas."""
     operand, square = seqlen * head_dim * ELEMENT_BYTES, seqlen * seqlen * ELEMENT_BYTES
-    passes = [math.ceil(seqlen / rows) for rows in tiles(direction, head_dim, block_m, arch)]
-    if direction == FORWARD:
-        return {
-            "standard_formula": 4 * square + 4 * operand,
-            "ours_least_formula": 4 * operand,
-            "ours_requested_formula": once(direction, seqlen, head_dim) + passes[0] * 2 * operand,
-        }
-    dq, dkdv = passes[0] * 2 * operand, passes[1] * (2 * operand + 8 * seqlen)  # dkdv reads lse and delta as well
+    first, *others = (math.ceil(seqlen / rows) for rows in tiles(direction, head_dim, block_m, arch))
+    repeated = first * 2 * operand + sum(others) * (2 * operand + 8 * seqlen)  # dkdv reads lse and delta as well
     return {
-        "standard_formula": 10 * square + 10 * operand,
-        "ours_least_formula": 13 * operand + STATISTICS_BYTES * seqlen,
-        "ours_requested_formula": once(direction, seqlen, head_dim) + dq + dkdv,
+        "standard_formula": 4 * square + 4 * operand if direction == FORWARD else 10 * square + 10 * operand,
+        "ours_least_formula": 4 * operand if direction == FORWARD else backward_least(seqlen, head_dim),
+        "ours_requested_formula": once(direction, seqlen, head_dim) + repeated,
     }
+
+
+def backward_least(seqlen: int, head_dim: int) -> int:
+    """delta reads out and dout; dq, and each launch of dkdv, reads Q, K, V and dO; three gradients are written."""
+    launches = len(tiles(BACKWARD, head_dim))
+    statistics = 4 + 8 + 8 * launches  # of a query: lse is read; lse and delta are written, and read by each launch
+    return (2 + 4 * launches + 3) * seqlen * head_dim * ELEMENT_BYTES + statistics * seqlen
 
 
 def once(direction: str, seqlen: int, head_dim: int) -> int:
@@ -80,12 +83,13 @@ def once(direction: str, seqlen: int, head_dim: int) -> int:
     if direction == FORWARD:
         return 2 * operand
     delta = 2 * operand + 3 * seqlen * SECTOR_BYTES  # a warp for each query: a sector for each of its statistics
-    return delta + (3 * operand + 8 * seqlen) + 4 * operand  # then dq, and dkdv
+    launches = len(tiles(BACKWARD, head_dim))  # each reads its own side; three gradients are written
+    return delta + (2 * launches + 3) * operand + 8 * seqlen
 
 
-def theorem(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> float:
-    """N^2 d^2 / M, with M the numbers of a kept tile; two kernels of the backward have one each."""
-    return sum(seqlen**2 * head_dim / rows for rows in tiles(direction, head_dim, block_m, arch))
+def theorem(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> int:
+    """N^2 d^2 / M, with M the numbers of a kept tile, of all launches."""
+    return round(sum(seqlen**2 * head_dim / rows for rows in tiles(direction, head_dim, block_m, arch)))
 
 
 def profiled(
@@ -174,15 +178,15 @@ SERIES = (
 )
 
 
-def draw_series(axes, rows: list[Row], variable: str) -> None:
-    """Bytes against a variable, both axes logarithmic; markers are counts, lines are formulas."""
+def draw_series(axes, rows: list[Row], variable: str, rises: tuple[int, ...] = (0, 0, 0)) -> None:
+    """Bytes against a variable, both axes logarithmic; markers are counts, lines formulas. ``rises`` part labels."""
     values = [row[variable] for row in rows]
-    for counted, label, colour, line, marker in SERIES:
+    for (counted, label, colour, line, marker), rise in zip(SERIES, rises, strict=True):
         axes.plot(values, [row[PAIRS[counted]] for row in rows], line, color=colour, linewidth=2)
         there = [row for row in rows if row[counted] is not None]
         axes.plot([row[variable] for row in there], [row[counted] for row in there], marker, color=colour)
         end = values[-1], rows[-1][PAIRS[counted]]
-        axes.annotate(label, end, (8, 0), textcoords="offset points", va="center", color=colour)
+        axes.annotate(label, end, (8, rise), textcoords="offset points", va="center", color=colour)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=4)
     axes.set_xticks(values, [str(value) for value in values])
@@ -195,7 +199,7 @@ def draw_lengths(axes, rows: list[Row]) -> None:
     draw_series(axes, rows, "seqlen")
     last = rows[-1]
     standard, ours = last["standard_formula"], last["ours_least"]
-    middle = last["seqlen"], math.sqrt(standard * last["ours_requested"])
+    middle = last["seqlen"], math.sqrt(ours * last["ours_requested"])
     axes.annotate(
         f"{standard / ours:.0f}x", middle, (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=13
     )
@@ -207,7 +211,7 @@ def draw_lengths(axes, rows: list[Row]) -> None:
 
 def draw_head_dims(axes, rows: list[Row]) -> None:
     """Bytes against head_dim."""
-    draw_series(axes, rows, "head_dim")
+    draw_series(axes, rows, "head_dim", rises=(9, -12, 0))
     axes.set_xlabel("head_dim d")
     axes.set_title(f"Forward, N = {rows[0]['seqlen']}")
 
@@ -314,10 +318,12 @@ def _joined(values) -> str:
 
 EXPERIMENT = Experiment(
     claim="The standard method moves 4 N^2 + 4 N d elements of device memory per head in the forward and "
-    "10 N^2 + 10 N d in the backward, the tiled kernels 4 N d and 13 N d; without any cache they move "
-    "2 N^2 d^2 / M more for a tile of M numbers, as FlashAttention's theorem has it (Dao et al. 2022)",
+    "10 N^2 + 10 N d in the backward, the tiled kernels 4 N d and 13 N d (17 N d above head_dim 128); without any "
+    "cache the forward reads 2 N^2 d^2 / M for a tile of M numbers, as FlashAttention's theorem has it (Dao et al. "
+    "2022)",
     caption="Device memory that one head moves: the standard method writes and reads N x N numbers, the tiled kernels "
-    "never do; below, head_dim, and repeated reads against N^2 d^2 / M for a tile of M numbers.",
+    "never do, with a perfect cache or with none; below, head_dim, and repeated reads against N^2 d^2 / M for a tile "
+    "of M numbers.",
     measure=measure,
     draw=draw,
     outcomes=outcomes,
