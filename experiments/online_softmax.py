@@ -192,25 +192,30 @@ def by_kernel(distribution: str, seqlen: int, tiles: list[int]) -> Row:
         row[f"{name}_groups"] = groups_multiplied(profile)
         row[f"{name}_lse"] = lse[0]
 
-    q, k, v = whole_inputs(distribution, seqlen)
-    with ptxsim.settings(arch=ARCH, mma="ampere"):
-        results = [
-            attention(q, k, v, softmax_scale=math.log(2), return_lse=True, numerics=Numerics(tile=(128, keys)))
-            for keys in tiles
-        ]
-    row["whole_kernel_tiles"] = " ".join(map(str, tiles))
-    row["whole_kernel_equal"] = len({(out.tobytes(), lse.tobytes()) for out, lse in results}) == 1
+    row["kernel_tiles"] = " ".join(map(str, tiles))
+    row["whole_kernel_equal"] = equal_for_tiles(whole_inputs(distribution, seqlen), math.log(2), tiles)
+    row["kernel_equal"] = equal_for_tiles((q, k, v), None, tiles)
     return row
 
 
-def rescalings(scores: np.ndarray, threshold: float) -> float:
-    """How often a row is rescaled key by key, where its maximum must have grown by more than the threshold."""
-    relative_to, count = scores[:, 0].copy(), 0
+def equal_for_tiles(arrays, softmax_scale: float | None, tiles: list[int]) -> bool:
+    """Whether out and lse of the kernel have the same bits for every number of keys of a tile."""
+    options = {"softmax_scale": softmax_scale, "return_lse": True}
+    with ptxsim.settings(arch=ARCH, mma="ampere"):
+        results = [attention(*arrays, **options, numerics=Numerics(tile=(128, keys))) for keys in tiles]
+    return len({(out.tobytes(), lse.tobytes()) for out, lse in results}) == 1
+
+
+def moves(scores: np.ndarray, threshold: float) -> np.ndarray:
+    """(column, row) bool: where a row is rescaled, since its maximum has grown by more than the threshold.
+
+    The first column always counts: there is nothing before it.
+    """
+    relative_to, moved = np.full(len(scores), -np.inf, scores.dtype), []
     for column in scores.T:
-        grown = column - relative_to > threshold
-        relative_to[grown] = column[grown]
-        count += grown.sum()
-    return count / len(scores)
+        moved.append(column - relative_to > threshold)
+        relative_to = np.where(moved[-1], column, relative_to)
+    return np.array(moved)
 
 
 def measure_one(distribution: str, seqlen: int, tiles: list[int]) -> list[Row]:
@@ -219,14 +224,15 @@ def measure_one(distribution: str, seqlen: int, tiles: list[int]) -> list[Row]:
     block_n = flash_fwd_tile(HEAD_DIM, HEAD_DIM, ARCH).block_n
     scores = scaled_scores(q, k)
     history = online(scores, v.astype(np.float32), block_n)
-    moved = np.array([step.rescale < 1 for step in history])  # (tile, query); of the first tile, all: from nothing
-    groups = moved.reshape(len(history), -1, GROUP).any(axis=-1)
     of_tiles = np.stack([scores[:, n : n + block_n].max(axis=1) for n in range(0, seqlen, block_n)], axis=1)
+    moved, with_threshold = (moves(of_tiles, threshold) for threshold in (0, THRESHOLD * math.log(2)))
+    groups, groups_with_threshold = (of.reshape(len(history), -1, GROUP).any(axis=-1) for of in (moved, with_threshold))
     summary = {
         "rescales_per_row": moved[1:].sum(axis=0).mean(),
-        "rescales_per_row_key_by_key": rescalings(scores, 0),
-        f"rescales_per_row_threshold_{THRESHOLD}": rescalings(of_tiles, THRESHOLD * math.log(2)),
-        "groups_in_numpy": int(groups.sum()),
+        "rescales_per_row_key_by_key": moves(scores, 0)[1:].sum(axis=0).mean(),
+        f"rescales_per_row_threshold_{THRESHOLD}": with_threshold[1:].sum(axis=0).mean(),
+        "kernel_groups_in_numpy": groups.sum(),
+        f"threshold_{THRESHOLD}_groups_in_numpy": groups_with_threshold.sum(),
         **in_numpy(distribution, seqlen, block_n),
         **by_kernel(distribution, seqlen, tiles),
     }
@@ -311,12 +317,10 @@ def draw(figure, rows: list[Row]) -> None:
     for column, of_one in zip(panels.T, of_distributions(rows).values(), strict=True):
         draw_one(column, of_one)
     names = ("score (query 0)", "sum l", "output, column 0", "factor, or share")
-    for axes, name in zip(panels[:, 0], names, strict=True):
-        axes.set_ylabel(name)
-        handles, labels = axes.get_legend_handles_labels()
-        panels[list(names).index(name), -1].legend(
-            handles, labels, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9
-        )
+    for row, name in zip(panels, names, strict=True):
+        row[0].set_ylabel(name)
+        handles, labels = row[0].get_legend_handles_labels()  # the first column has all of them
+        row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9)
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:
@@ -426,28 +430,34 @@ def _rescalings(tables: dict[str, list[Row]]) -> list[Outcome]:
 
 
 def _kernel(firsts: dict[str, Row], rows: list[Row]) -> list[Outcome]:
+    variants = "kernel", f"threshold_{THRESHOLD}"
     same_bits = sum(row["whole_kernel_equal"] for row in firsts.values())
-    counted = {name: (row["kernel_groups"], row["groups_in_numpy"]) for name, row in firsts.items()}
+    others = [name for name in ("normal", "rising") if firsts[name]["kernel_equal"]]
+    counted = [
+        (row[f"{variant}_groups"], row[f"{variant}_groups_in_numpy"]) for variant in variants for row in firsts.values()
+    ]
     errors = {
-        what: max(
-            row[f"{variant}_{what}_error_over_bound"]
-            for row in firsts.values()
-            for variant in ("kernel", f"threshold_{THRESHOLD}")
-        )
+        what: max(row[f"{variant}_{what}_error_over_bound"] for row in firsts.values() for variant in variants)
         for what in ("out", "lse")
     }
     return [
         Outcome(
-            "groups of 16 rows that the kernel multiplies, counted",
-            "as many as NumPy finds",
-            ", ".join(f"{name} {kernel} of {numpy}" for name, (kernel, numpy) in counted.items()),
-            all(kernel == numpy for kernel, numpy in counted.values()),
+            "groups of 16 rows that the kernel multiplies, counted, without and with the threshold",
+            f"as many as NumPy finds: {' '.join(str(numpy) for _, numpy in counted)}",
+            " ".join(str(kernel) for kernel, _ in counted),
+            all(kernel == numpy for kernel, numpy in counted),
         ),
         Outcome(
-            f"the kernel with key tiles of {rows[0]['whole_kernel_tiles']}, whole scores",
+            f"the kernel with key tiles of {rows[0]['kernel_tiles']}, whole scores",
             "the same bits of out and lse (predicted)",
             f"the same for {same_bits} of {len(firsts)} kinds of scores",
             same_bits == len(firsts),
+        ),
+        Outcome(
+            "the same, normal and rising scores",
+            "bits that differ: roundings are elsewhere (predicted)",
+            f"the same for {' and '.join(others)}" if others else "bits that differ",
+            not others,
         ),
         Outcome(
             "error of the kernel over its bound, with and without the threshold",

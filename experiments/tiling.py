@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 
 from cupyflash import _backward_config, _config, _source, attention, attention_backward, ptxsim
-from cupyflash._problem import attention_problem
+from cupyflash._problem import Problem, attention_problem
 from experiments import record
 from experiments.experiment import Experiment, Outcome, Row
 from experiments.parallel import measure_all
@@ -83,7 +83,7 @@ def visits_of(mask: str, seqlen: int) -> list[Row]:
     )
     counted = {kernel.name: kernel.mma_flops for kernel in profile.kernels}
     lines = [(name, *map(int, numbers)) for name, *numbers in map(str.split, text.getvalue().splitlines())]
-    tiles = tiles_of(q, k, v, mask)
+    configs = configs_of(attention_problem(q, k, v, **MASKS[mask]), ARCH)
     return [
         row
         for kernel, name in FILES.items()
@@ -93,8 +93,8 @@ def visits_of(mask: str, seqlen: int) -> list[Row]:
                 "mask": mask,
                 "kernel": kernel,
                 "seqlen": seqlen,
-                "block_m": tiles[kernel][0],
-                "block_n": tiles[kernel][1],
+                "block_m": configs[kernel].defines["BLOCK_M"],
+                "block_n": configs[kernel].defines["BLOCK_N"],
                 "same_bits": same_bits,
                 "counted_flops": counted[name],
             },
@@ -120,17 +120,13 @@ def visit_rows(lines: list[tuple[int, ...]], common: Row) -> list[Row]:
     return rows
 
 
-def tiles_of(q, k, v, mask: str) -> dict[str, tuple[int, int]]:
-    """Queries and keys of each kernel's tiles."""
-    problem = attention_problem(q, k, v, **MASKS[mask])
-    configs = (
-        _config.forward(problem, ARCH),
-        _backward_config.dq(problem, ARCH, 1),
-        _backward_config.dkdv(problem, ARCH, 1, with_dkey=True, with_dvalue=True),
-    )
+def configs_of(problem: Problem, arch: str) -> dict[str, _config.KernelConfig]:
+    """What the kernels are launched with; of two launches for dk and for dv the one for dk, which takes more."""
+    both = _backward_config.one_pass_for_keys_and_values(problem)
     return {
-        kernel: (config.defines["BLOCK_M"], config.defines["BLOCK_N"])
-        for kernel, config in zip(FILES, configs, strict=True)
+        FORWARD: _config.forward(problem, arch),
+        DQ: _backward_config.dq(problem, arch, 1),
+        DKDV: _backward_config.dkdv(problem, arch, 1, with_dkey=True, with_dvalue=both),
     }
 
 
@@ -171,17 +167,8 @@ def launched_bytes(arch: str, dtype: str, head_dim: int) -> list[Row]:
     with ptxsim.settings(arch=arch), ptxsim.profile() as profile:
         out, lse = attention(q, k, v, return_lse=True)
         attention_backward(dout, q, k, v, out, lse)
-    problem = attention_problem(q, k, v)
-    both = {"with_dkey": True, "with_dvalue": True}
-    if not _backward_config.one_pass_for_keys_and_values(problem):
-        both["with_dvalue"] = False  # two launches, of which the one for dk takes more
-    configs = {
-        FORWARD: _config.forward(problem, arch),
-        DQ: _backward_config.dq(problem, arch, 1),
-        DKDV: _backward_config.dkdv(problem, arch, 1, **both),
-    }
     rows = []
-    for kernel, config in configs.items():
+    for kernel, config in configs_of(attention_problem(q, k, v), arch).items():
         shapes = [shape for found in profile.kernels if found.name == config.name for shape in found.shapes]
         parts = parts_of(kernel, np.dtype(dtype).itemsize, head_dim, config.defines)
         rows.append(
@@ -204,8 +191,8 @@ def parts_of(kernel: str, itemsize: int, head_dim: int, defines) -> dict[str, in
     """Bytes of each tile that a block keeps; rows of the head_dims here are whole 128-byte lines.
 
     With tensor cores the scores are in registers, and what is visited may have two buffers, one being filled while the
-    other is read. Without, a tile of weights (or of dS) is in shared memory, and the two operands that are
-    visited take turns in one place.
+    other is read. Without, a tile of weights (or of dS) is in shared memory, and the two operands that are visited take
+    turns in one place.
     """
     block_m, block_n, stages = defines["BLOCK_M"], defines["BLOCK_N"], defines.get("NUM_STAGES", 1)
     of_queries, of_keys = block_m * head_dim * itemsize, block_n * head_dim * itemsize

@@ -83,6 +83,8 @@ def test_a_forgotten_rescaling_is_not_equal():
         ("rows_rescaled", 0.01),
         ("least_row_sum", 0.99),
         ("kernel_groups", 3),
+        ("threshold_8_groups_in_numpy", 3),
+        ("kernel_equal", True),
         ("threshold_8_lse_error_over_bound", 1.01),
     ],
 )
