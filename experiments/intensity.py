@@ -36,6 +36,14 @@ LIBRARIES = {STANDARD: naive, TILED: cupyflash}
 PRODUCT_KERNELS = ("scores", "weighted_values", "dweights", "dquery", "dkey", "dvalue")
 TENSOR_CLOCK = {"sm_90": 0.924, "sm_100": 0.934}
 PUBLISHED_PEAKS = {"A100": 312, "H100": 989.4, "RTX 5090": 209.5, "RTX PRO 6000": 503.8}  # dense TFLOP/s, data sheets
+STYLES = {
+    STANDARD: (record.STANDARD, "s", "-"),
+    TILED: (record.OURS, "o", "-"),
+    NO_CACHE: (record.COLOURS[2], "^", "-."),
+}
+DRAWN_HEAD_DIM = HEAD_DIMS[0]
+SHOWN_CARDS = ("RTX 5090", "A100", "H200", "H100", "L40S")
+LABEL_OFFSET = {STANDARD: (-10, 8), TILED: (-44, 4), NO_CACHE: (-10, -18)}  # points
 
 
 def peak_flops(device: Device) -> float:
@@ -123,14 +131,6 @@ def draw(figure, rows: list[Row]) -> None:
     draw_rooflines(right, rows)
 
 
-STYLES = {
-    STANDARD: (record.STANDARD, "s", "-"),
-    TILED: (record.OURS, "o", "-"),
-    NO_CACHE: (record.COLOURS[2], "^", "-."),
-}
-DRAWN_HEAD_DIM = HEAD_DIMS[0]
-
-
 def draw_intensity(axes, rows: list[Row]) -> None:
     """Filled markers were counted; lines are formulas."""
     for method, (colour, marker, line) in STYLES.items():
@@ -141,10 +141,9 @@ def draw_intensity(axes, rows: list[Row]) -> None:
             counted = [row for row in curve if row["flops"] is not None]
             x, y = [row["seqlen"] for row in counted], [row["flops"] / row["bytes"] for row in counted]
             axes.plot(x, y, marker, color=colour, markerfacecolor=face)
-        end = of(rows, method, FORWARD, DRAWN_HEAD_DIM)[LABEL_AT[method]]
-        axes.annotate(
-            method, (end["seqlen"], end["intensity"]), LABEL_OFFSET[method], textcoords="offset points", color=colour
-        )
+        place = of(rows, method, FORWARD, DRAWN_HEAD_DIM)[len(lengths) * 5 // 8]
+        end = place["seqlen"], place["intensity"]
+        axes.annotate(method, end, LABEL_OFFSET[method], textcoords="offset points", color=colour)
     lengths = sorted({row["seqlen"] for row in rows})
     for name in SHOWN_CARDS:
         ridge = ridge_point(DEVICES[name])
@@ -159,11 +158,6 @@ def draw_intensity(axes, rows: list[Row]) -> None:
     axes.set_ylabel("FLOP per byte of device memory")
     axes.set_title(f"Intensity, head_dim {DRAWN_HEAD_DIM}; dashed: ridge points")
     axes.annotate("filled: forward\nopen: backward", (0.03, 0.88), xycoords="axes fraction", fontsize=10)
-
-
-SHOWN_CARDS = ("RTX 5090", "A100", "H200", "H100", "L40S")
-LABEL_AT = {STANDARD: -3, TILED: -3, NO_CACHE: -3}  # places on the curves, from their end
-LABEL_OFFSET = {STANDARD: (-10, 8), TILED: (-44, 4), NO_CACHE: (-10, -18)}  # points
 
 
 def draw_rooflines(axes, rows: list[Row]) -> None:

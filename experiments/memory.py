@@ -129,10 +129,7 @@ def draw(figure, rows: list[Row]) -> None:
 def outcomes(rows: list[Row]) -> list[Outcome]:
     """Each quantity's growth, and the least that S takes beside what the tiled kernel allocates."""
     exact = sum(row["device_bytes"] == row["seqlen"] * (HEAD_DIM * ELEMENT_BYTES + LSE_BYTES) for row in rows)
-    growth = {
-        quantity: max(row[per_doubling(quantity)] for row in rows if row[per_doubling(quantity)] is not None)
-        for quantity in QUANTITIES
-    }
+    growth = {quantity: max((row[per_doubling(quantity)] for row in rows[1:]), default=0) for quantity in QUANTITIES}
     last = rows[-1]
     ratio = last["standard_scores_bytes"] / last["device_bytes"]
     expected = last["seqlen"] * ELEMENT_BYTES / (HEAD_DIM * ELEMENT_BYTES + LSE_BYTES)
