@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments import bound_audit
+from experiments import bound_audit, record
 from tests.experiments.running import run
 
 
@@ -56,3 +56,15 @@ def test_the_estimate_is_that_of_independent_roundings():
     rounded = weights.astype(np.float16) @ v / weights.sum(axis=-1, keepdims=True)
     ratio = bound_audit.rms_over_estimate(2.0**-11, q, k, v, rounded.astype(np.float16), exact)
     assert ratio == pytest.approx(1, abs=0.15)
+
+
+def test_the_page_on_the_bound_shows_what_was_measured():
+    rows, _ = record.read_csv(record.RESULTS / "bound_audit.csv")
+    lines = (record.RESULTS.parent / "error_bound.md").read_text(encoding="utf-8").splitlines()
+    table = lines[lines.index("| | out | lse | dq | dk | dv |") + 2 :][:4]
+    for line in table:
+        dtype, *shown = (cell.strip() for cell in line.strip("|").split("|"))
+        for result, text in zip(("out", "lse", "dq", "dk", "dv"), shown, strict=True):
+            row = bound_audit.worst([row for row in rows if (row["dtype"], row["result"]) == (dtype, result)])
+            assert float(text) == pytest.approx(row["largest"], rel=0.05), (dtype, result)
+    assert len(table) == len(bound_audit.DTYPES)
