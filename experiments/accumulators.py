@@ -275,10 +275,9 @@ def draw_drift(axes, rows: list[Row]) -> None:
         errors = [abs(found[model, "one-level", n]) for n in lengths]
         axes.plot(lengths, errors, marker=marker, color=colour, label=label)
     for model in ways["two-level"]:  # they coincide: one label
-        _, colour, marker = STYLES[model]
         errors = [abs(found[model, "two-level", n]) for n in lengths]
-        label = "in two levels, any of them" if model == ways["two-level"][0] else None
-        axes.plot(lengths, errors, marker=marker, color=colour, linestyle=":", markerfacecolor="white", label=label)
+        label = "any of them in two levels" if model == ways["two-level"][0] else None
+        axes.plot(lengths, errors, "D:", color=record.EXTRA, markerfacecolor="white", label=label)
     axes.axhline(U16, color=record.EXTRA, linewidth=1)
     axes.annotate("half an ulp of float16", (lengths[0], U16), xytext=(0, 4), textcoords="offset points", fontsize=9)
     axes.set_xscale("log", base=2)

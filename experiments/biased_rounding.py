@@ -7,9 +7,10 @@ sign the error of out has a sign, and so has that of delta = rowsum(dout * out),
 
 They round P V to bfloat16 before it is divided by the row sum. That is emulated in NumPy, as are their cure (a maximum
 that is moved by beta, so that no weight is 1) and stochastic rounding. The kernel keeps P V in float32, divides, and
-rounds once: it runs in the simulator, and so does the backward, which is given either out. Keys have a coordinate 1
-that no query uses, so that dq has there the row sum of dS, which is minus the error of delta: a meter of the bias that
-needs no reference.
+rounds once. The small weights break its ties, too: (v1 + v2 + tail) / (2 + their sum) lies nearer to 0 than the tie
+where the tail's values cancel, and to either side of it, by chance, where they are like v1 and v2. The kernel runs in
+the simulator, and so does the backward, which is given either out. Keys have a coordinate 1 that no query uses, so that
+dq has there the row sum of dS, which is minus the error of delta: a meter of the bias that needs no reference.
 
 A row: 2 or 4 keys of the largest score (or two whose weights are 1 and 0.64), and a tail, 8 keys of weight 1e-4; values
 -U(2, 4), those of the tail of the same or of either sign; dout -U(0.5, 1.5). Eight rows share a tile of 128 keys, 16
@@ -23,10 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from ml_dtypes import bfloat16
+from tqdm import tqdm
 
 from cupyflash import attention, attention_backward, reference
 from experiments import record
-from experiments.backends import Backend
+from experiments.backends import Backend, Simulator
 from experiments.experiment import Experiment, Outcome, Row
 from experiments.parallel import measure_all
 
@@ -34,7 +36,8 @@ HEAD_DIM, COLUMNS = 16, 64
 SUM_AT = 2  # the coordinate of keys that no query uses
 ROWS, SLOTS = 8, 16  # queries of a tile, and keys for each
 TAIL_KEYS, TAIL_WEIGHT = 8, float(bfloat16(1e-4))
-NEAR = 0.640625  # a weight below 1; bfloat16 holds all of these, so that rounding them decides no tie
+# A weight below 1. Bfloat16 holds all weights: rounding the tail's by 0.2 % would send 1 in 200 ties the other way.
+NEAR = 0.640625
 ULP = 2.0**-6  # of out, which is in (-4, -2)
 EXAMPLE = -4.703990459442139  # of Qiu and Yao: the sum that they follow bit by bit
 
@@ -173,7 +176,11 @@ def cured(values: np.ndarray, exact: np.ndarray, dout: np.ndarray, rng: np.rando
 
 def measure(backend: Backend, batches: int) -> list[Row]:
     """All cases, ``batches`` times ROWS rows each, and the sum of the paper."""
-    rows = measure_all(measure_case, [(backend, case, batches) for case in CASES])
+    cases = [(backend, case, batches) for case in CASES]
+    if isinstance(backend, Simulator):
+        rows = measure_all(measure_case, cases)
+    else:  # a GPU's context stays in the process that opened it
+        rows = [measure_case(case) for case in tqdm(cases, unit="case")]
     example = row("the paper's sum", ROUNDED, "PV", to_bfloat16(np.array([EXAMPLE])) - EXAMPLE)
     return [*(row for of_case in rows for row in of_case), example]
 
