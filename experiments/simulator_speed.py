@@ -260,9 +260,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def judge(what: str, value: float, least: float, most: float) -> Outcome:
     """Of a figure that depends on the machine, and on what else it does."""
-    return Outcome(
-        what, f"{least:g} to {most:g}", f"{value:.3g}", least <= value <= most, "depends on the machine and its load"
-    )
+    note = "it depends on the machine, on its number of cores, and on what else was running"
+    return Outcome(what, f"{least:g} to {most:g}", f"{value:.3g}", least <= value <= most, note)
 
 
 EXPERIMENT = Experiment(
