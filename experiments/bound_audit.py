@@ -356,11 +356,11 @@ EXPERIMENT = Experiment(
     },
     quick={
         "dtypes": ["float16", "float32"],
-        "seqlens": [48],
-        "float32_seqlens": [48],
-        "float64_seqlens": [48],
+        "seqlens": [32],
+        "float32_seqlens": [32],
+        "float64_seqlens": [32],
         "head_dims": [16],
-        "seqlen": 48,
+        "seqlen": 32,
     },
     figure_size=(14.0, 11.5),
 )

@@ -104,7 +104,7 @@ def row(what: str, how: str, seconds: float | None, value: float, unit: str) -> 
 
 def measure(heads: int, seqlen: int, repeats: int) -> list[Row]:
     """Every time, one after the other: nothing else may run."""
-    few, short = max(heads // 4, 1), max(seqlen // 4, 64)
+    few, short = max(heads // 4, 1), max(seqlen // 4, 16)
     timings = [
         *forwards(heads, seqlen, repeats),
         *peers(heads, seqlen, repeats),
