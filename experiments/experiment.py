@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]  # of a CSV: column -> int, float, str, bool or None
@@ -35,14 +34,6 @@ CATALOGUE = {
     ),
     "The simulator": ("simulator_speed", "kernel_debugging"),
 }
-
-
-def _written(name: str) -> bool:  # until every experiment is there
-    path = Path(__file__).parent / f"{name}.py"
-    return path.exists() and "EXPERIMENT = " in path.read_text(encoding="utf-8")
-
-
-CATALOGUE = {part: tuple(filter(_written, names)) for part, names in CATALOGUE.items()}
 NAMES = tuple(name for names in CATALOGUE.values() for name in names)
 
 
