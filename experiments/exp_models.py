@@ -6,14 +6,15 @@ of exp2), before and after rounding to 16 bits. Degrees 3 and 5 are the kernels'
 degrees 2 and 4, which no kernel has, are the same steps in NumPy, and so are 3 and 5 once more, to compare the bits.
 (2) Attention by the kernels, with each exponential: error / bound of out and lse, where the bound is the plain kernel's
 for all of them, so that what another exponential does shows; and error / own bound, the one that
-``Numerics(exp=...)`` gets. Degree 2 is a tiled online softmax in NumPy (float32, weights rounded to the inputs' dtype),
-which is also run with degree 3, to compare it with the kernel. Scores are standard normal, peaked (8 times as large,
-the inputs of the tests' family "peaked"), or rise by 26 from the first key to the last.
+``Numerics(exp=...)`` gets. Degrees 2 and 4 are a tiled online softmax in NumPy (float32, weights rounded to the inputs'
+dtype), which is also run with degree 3, to compare it with the kernel. Scores are standard normal, peaked (8 times as
+large, as in the tests' family of that name), or rise by 26 from the first key to the last.
 (3) ``rescale_threshold=8``: a row's sums are rescaled only once its maximum has grown by a factor of 2^8 (also
 FlashAttention-4). Rescales follow from the scores, those of a row and those of 16 rows of a warp, which the kernel
 rescales together; the latter are compared with what the profiler counts on the line that multiplies the row sums.
 
-Tensor cores sum as ``mma="ampere"``. head_dim 64, one head; the first rescale of each row, of nothing, is not counted.
+Tensor cores sum as ``mma="ampere"``. head_dim 64, a head for each kind of scores; the kernels' own tiles, but smaller
+ones where keys are fewer than 16 of them. The first rescale of each row, of nothing, is not counted.
 """
 
 from __future__ import annotations
@@ -199,9 +200,9 @@ class Case:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Its own, but for few queries, which then take less time: how many share a tile changes no bit."""
-        own = QUERY_TILE[self.dtype]
-        return own if self.queries >= own else 32, KEY_TILE[self.dtype]
+        """Queries and keys: the kernel's own, but less for few of them, to save time and to have 16 tiles of keys."""
+        queries = QUERY_TILE[self.dtype]
+        return queries if self.queries >= queries else 32, min(KEY_TILE[self.dtype], self.keys // 16)
 
     @property
     def counts_rescales(self) -> bool:
@@ -261,7 +262,9 @@ def attention_rows(case: Case) -> list[Row]:
             for result, of_result in zip(errors, both, strict=True):
                 row[f"{result}_of_{whose}_bound"] = float((errors[result][index] / of_result[index]).max())
         if case.counts_rescales:
-            row |= counted | rescales(tiled_attention(*per_family[index], threshold=case.threshold))
+            row |= counted | rescales(
+                tiled_attention(*per_family[index], key_tile=case.tile[1], threshold=case.threshold)
+            )
         rows.append(row)
     return rows
 
@@ -587,6 +590,6 @@ EXPERIMENT = Experiment(
     draw=draw,
     outcomes=outcomes,
     full={"samples": 2**22, "queries": 128, "keys": 2048, "kernels": list(KERNELS)},
-    quick={"samples": 2**18, "queries": 32, "keys": 2048, "kernels": [ROUNDED, "degree 3"]},
+    quick={"samples": 2**18, "queries": 32, "keys": 1024, "kernels": [ROUNDED, "degree 3"]},
     figure_size=(15.0, 8.2),
 )
