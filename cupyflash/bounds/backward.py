@@ -2,8 +2,8 @@
 
 The backward rebuilds P from lse, P^ = P (1 + w), where |w| <= exp(e) - 1 and e collects the errors of the score, of
 lse and of the exponential; it is not normalised again, so that lse's error enters. :mod:`cupyflash.bounds.gradients`
-says what follows. E_delta holds what the given out, rounded to its dtype, moves rowsum(dout * out) by: in 16 bits
-mostly the largest term by far.
+says what follows. E_delta holds what the given out, rounded to its dtype, moves rowsum(dout * out) by: in 16 bits up to
+half of the bound on dS, and far more of one that does not know the given out.
 """
 
 from __future__ import annotations
