@@ -1,4 +1,4 @@
-"""Queries, keys and values of a sentence encoder: scores before the softmax reach 111 in magnitude."""
+"""Queries, keys and values of a sentence encoder: products of q and k reach 230 in magnitude."""
 
 import ml_dtypes
 import numpy as np
