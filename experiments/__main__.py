@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from experiments import backends, pages, record
 from experiments.experiment import CATALOGUE, NAMES, Experiment, Outcome, load
 
+FULL, QUICK = "full", "quick"
+
+
+class CommandError(Exception):
+    """What the command cannot do, in one line."""
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; the exit status is 1 where an experiment could not be finished."""
+    """Run the command; the status is 1 where one of ``all`` failed, 2 for what cannot be, 130 after Ctrl-C."""
     args = _parser().parse_args(arguments)
-    return args.run(args)
+    try:
+        return args.run(args)
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: nothing of this experiment is written", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -27,19 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="one experiment: a CSV, a figure, and what came out")
     experiments = run.add_subparsers(required=True, metavar="NAME", dest="name")
     for name in NAMES:
-        experiment = load(name)
         own = experiments.add_parser(
             name, help=_question(name), description=_doc(name), formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        experiment = load(name)
         for size, default in experiment.full.items():
-            own.add_argument(
-                f"--{size.replace('_', '-')}",
-                dest=f"size_{size}",
-                type=type(default[0] if isinstance(default, list) else default),
-                nargs="+" if isinstance(default, list) else None,
-                metavar=size.upper(),
-                help=f"default {_shown(default)}; with --quick {_shown(experiment.quick[size])}",
-            )
+            _add_size(own, size, default, experiment.quick[size])
         _add_common(own)
         own.set_defaults(run=_run)
 
@@ -48,14 +56,45 @@ def _parser() -> argparse.ArgumentParser:
     every.set_defaults(run=_all)
 
     draw = commands.add_parser("draw", help="figures again, from the CSVs that are there; and the pages")
-    draw.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="NAME", help="default: all")
+    draw.add_argument("names", nargs="*", type=_name, metavar="NAME", help="default: all")
     draw.set_defaults(run=_draw)
     return parser
 
 
+def _add_size(parser: argparse.ArgumentParser, size: str, default: Any, quick: Any) -> None:
+    values = default if isinstance(default, list) else [default]
+    parser.add_argument(
+        f"--{size.replace('_', '-')}",
+        dest=f"size_{size}",
+        type=_whole(min(1, *values)) if isinstance(values[0], int) else type(values[0]),
+        choices=values if isinstance(values[0], str) else None,
+        nargs="+" if isinstance(default, list) else None,
+        metavar=size.upper(),
+        help=f"default {_shown(default)}; with --quick {_shown(quick)}",
+    )
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if int(text) < least:
+            raise ValueError
+        return int(text)
+
+    parse.__name__ = f"number (whole, from {least})"
+    return parse
+
+
+def _name(text: str) -> str:
+    if text not in NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(NAMES)}")
+    return text
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: seconds for each experiment")
-    parser.add_argument("--backend", choices=backends.BACKENDS, default="sim", help="default sim, the simulator")
+    parser.add_argument(
+        "--backend", choices=backends.BACKENDS, default="sim", help="default sim; gpu where no counters are needed"
+    )
     parser.add_argument(
         "--results", type=Path, metavar="DIR", help="default experiments/results, its folder small for other sizes"
     )
@@ -85,24 +124,32 @@ def _run(args: argparse.Namespace) -> int:
     experiment = load(args.name)
     given = {size: getattr(args, f"size_{size}") for size in experiment.full}
     given = {size: value for size, value in given.items() if value is not None}
-    backend = backends.BACKENDS[args.backend]()
-    if backend.name == "gpu" and not experiment.on_gpu:
-        print(f"--backend gpu: {args.name} is about the simulator's counters or models", file=sys.stderr)
-        return 2
-    _print_outcomes(_finish(args.name, experiment, backend, args, given))
+    if args.backend == "gpu" and not experiment.on_gpu:
+        raise CommandError(f"--backend gpu: {args.name} is about the simulator's counters or models")
+    backend = _backend(args)
+    if not given:
+        _finish(args.name, backend, args, given)
+        return 0
+    try:
+        _finish(args.name, backend, args, given)
+    except CommandError:
+        raise
+    except Exception as error:  # sizes that do not go together
+        raise CommandError(f"{args.name} cannot be measured so: {type(error).__name__}: {error}") from error
     return 0
 
 
 def _all(args: argparse.Namespace) -> int:
-    backend, start, failed = backends.BACKENDS[args.backend](), time.perf_counter(), []
+    backend, start, failed = _backend(args), time.perf_counter(), []
     for index, name in enumerate(NAMES, 1):
-        experiment = load(name)
         print(f"[{index}/{len(NAMES)}] {name}: {_question(name)}", flush=True)
-        if backend.name == "gpu" and not experiment.on_gpu:
+        if args.backend == "gpu" and not load(name).on_gpu:
             print("    left out: it is about the simulator's counters or models")
             continue
         try:
-            _print_outcomes(_finish(name, experiment, backend, args, {}))
+            _finish(name, backend, args, {})
+        except CommandError:
+            raise
         except Exception as error:  # the others are not lost; the status says so
             failed.append(name)
             print(f"    failed: {type(error).__name__}: {error}", flush=True)
@@ -110,42 +157,76 @@ def _all(args: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def _finish(name: str, experiment: Experiment, backend, args: argparse.Namespace, given: dict) -> list[Outcome]:
+def _backend(args: argparse.Namespace) -> backends.Backend:
+    try:
+        return backends.BACKENDS[args.backend]()
+    except Exception as error:  # of the driver, or no CuPy
+        raise CommandError(f"--backend {args.backend}: CuPy finds no usable GPU ({error})") from error
+
+
+def _finish(name: str, backend: backends.Backend, args: argparse.Namespace, given: dict) -> None:
     """Measure, write the CSV, draw from it, judge it; full sizes in the usual place rewrite the pages too."""
-    start = time.perf_counter()
+    experiment, start = load(name), time.perf_counter()
     sizes = {**(experiment.quick if args.quick else experiment.full), **given}
-    label = "quick" if args.quick else "full"
+    label = QUICK if args.quick else FULL
     if given:
         label = ", ".join(f"{size} {_shown(value)}" for size, value in sizes.items())
+    path = _folder(args.results, label) / f"{name}.csv"
     rows = experiment.measure(**({"backend": backend} if experiment.on_gpu else {}), **sizes)
-    results = args.results or (record.RESULTS if label == "full" else record.RESULTS / "small")
-    results.mkdir(parents=True, exist_ok=True)
-    path = results / f"{name}.csv"
     record.write_csv(path, rows, record.environment(backend.name, label))
-    outcomes = _drawn(name, path)
-    if results == record.RESULTS and label == "full":
-        pages.rewrite()
+    outcomes = _drawn(experiment, path)
     print(f"wrote {path}, .png and .svg in {time.perf_counter() - start:.1f} s")
-    return outcomes
+    _print_outcomes(outcomes, label)
+    if path.parent == record.RESULTS:
+        _rewrite_pages()
 
 
-def _drawn(name: str, path: Path) -> list[Outcome]:
-    experiment, (rows, _) = load(name), record.read_csv(path)
+def _folder(results: Path | None, label: str) -> Path:
+    """Where to write, made before anything is measured."""
+    if results is None:
+        folder = record.RESULTS if label == FULL else record.RESULTS / "small"
+    else:
+        folder = results.resolve()
+    if label != FULL and folder == record.RESULTS:
+        raise CommandError(f"--results {results}: the pages show what is there, which is of full sizes")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--results {results}: {error}") from error
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"--results {results}: cannot be written to")
+    return folder
+
+
+def _drawn(experiment: Experiment, path: Path) -> list[Outcome]:
+    rows, _ = record.read_csv(path)
     with record.figure(path, experiment.figure_size) as figure:
         experiment.draw(figure, rows)
     return experiment.outcomes(rows)
 
 
-def _print_outcomes(outcomes: list[Outcome]) -> None:
+def _print_outcomes(outcomes: list[Outcome], label: str) -> None:
     for outcome in outcomes:
-        verdict = "as expected" if outcome.holds else f"differs: {outcome.note}".rstrip(": ")
-        print(f"    {outcome.what}: expected {outcome.expected}, found {outcome.found}; {verdict}")
+        print(f"    {outcome.what}: expected {outcome.expected}, found {outcome.found}; {outcome.verdict}")
+    if label != FULL:
+        print("    (what is expected is expected of the full sizes)")
+
+
+def _rewrite_pages() -> None:
+    missing = [name for name in NAMES if not (record.RESULTS / f"{name}.csv").exists()]
+    if missing:
+        print(f"the pages stay as they are: no results of {', '.join(missing)}")
+    else:
+        pages.rewrite()
 
 
 def _draw(args: argparse.Namespace) -> int:
     for name in args.names or NAMES:
-        _print_outcomes(_drawn(name, record.RESULTS / f"{name}.csv"))
-    pages.rewrite()
+        path = record.RESULTS / f"{name}.csv"
+        if not path.exists():
+            raise CommandError(f"{path}: not there; python -m experiments run {name} writes it")
+        _print_outcomes(_drawn(load(name), path), record.read_csv(path)[1]["sizes"])
+    _rewrite_pages()
     return 0
 
 

@@ -47,6 +47,11 @@ class Outcome:
     holds: bool
     note: str = ""  # how and why it differs; every outcome that does not hold has one
 
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return "as expected" if self.holds else f"differs: {self.note}".rstrip(": ")
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
@@ -17,7 +18,8 @@ def measure_all(
     cases = list(cases)
     order = sorted(range(len(cases)), key=lambda index: work(cases[index]), reverse=True)
     done: dict[int, Any] = {}
-    with ProcessPoolExecutor(os.cpu_count()) as pool, tqdm(total=len(cases), unit=unit, smoothing=0) as bar:
+    silent = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}  # Ctrl-C: no tracebacks
+    with ProcessPoolExecutor(os.cpu_count(), **silent) as pool, tqdm(total=len(cases), unit=unit, smoothing=0) as bar:
         waiting = {pool.submit(measure, cases[index]): index for index in order}
         for future in as_completed(waiting):
             done[waiting[future]] = future.result()

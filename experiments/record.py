@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime
 import functools
+import io
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 import cupyflash
 from experiments.experiment import Row
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 # Colours that colour-blind readers and black-and-white prints tell apart: the standard method, cupyflash, all else.
 STANDARD, OURS, EXTRA = "#b8442f", "#1f6f8b", "#7a7a7a"
@@ -72,12 +73,15 @@ ENVIRONMENT = ("date", "machine", "python", "numpy", "nvrtc", "cupyflash", "back
 
 
 def write_csv(path: Path, rows: Sequence[Row], environment: Row) -> None:
-    """Rows of one set of columns, each after the columns of the environment."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*environment, *rows[0]])
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({**environment, **{name: _written(value) for name, value in row.items()}})
+    """Rows of one set of columns, each after the columns of the environment; all of them or nothing."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*environment, *rows[0]])
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({**environment, **{name: _written(value) for name, value in row.items()}})
+    partial = path.with_suffix(".csv.partial")
+    partial.write_text(text.getvalue(), newline="", encoding="utf-8")
+    partial.replace(path)
 
 
 def _written(value: Any) -> Any:

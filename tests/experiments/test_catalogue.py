@@ -122,12 +122,80 @@ def test_only_full_sizes_are_written_to_the_usual_place_and_rewrite_the_pages(of
     written = []
     monkeypatch.setattr(pages, "rewrite", lambda: written.append(True))
     monkeypatch.setattr(record, "RESULTS", tmp_path / "usual")
+    monkeypatch.setattr(__main__, "NAMES", ("first",))
     main(["run", "first", "--results", str(tmp_path / "other")])
     main(["run", "first", "--quick"])
     main(["run", "first", "--factor", "2"])
     assert not written and [path.name for path in (tmp_path / "usual").iterdir()] == ["small"]
     main(["run", "first"])
     assert written == [True] and (tmp_path / "usual" / "first.csv").exists()
+
+
+def test_the_published_results_are_of_full_sizes(of_three, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    for sizes in ["--quick"], ["--factor", "2"]:
+        assert main(["run", "first", *sizes, "--results", f"{tmp_path}/x/.."]) == 2
+        assert "of full sizes" in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_where_results_cannot_go_is_said_before_measuring(of_three, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for folder in "file", "file/folder":
+        of_three["first"] = small(fail=True)
+        assert main(["run", "first", "--results", str(tmp_path / folder)]) == 2
+        assert capsys.readouterr().err.startswith(f"--results {tmp_path / folder}: ")
+
+
+@pytest.mark.parametrize("sizes", [["--sizes", "0"], ["--sizes", "-1"], ["--sizes", "1.5"], ["--factor", "x"]])
+def test_sizes_that_are_none_are_refused(of_three, tmp_path, capsys, sizes):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "first", *sizes, "--results", str(tmp_path)])
+    assert "usage" in capsys.readouterr().err
+
+
+def test_sizes_that_do_not_go_together_are_one_line(of_three, tmp_path, capsys):
+    of_three["second"] = small(fail=True)
+    assert main(["run", "second", "--factor", "2", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "second cannot be measured so: ArithmeticError: no result\n"
+    with pytest.raises(ArithmeticError):  # a fault of the experiment, not of the sizes
+        main(["run", "second", "--results", str(tmp_path)])
+
+
+def test_ctrl_c_keeps_the_file_of_before(of_three, tmp_path, capsys):
+    assert main(["run", "first", "--results", str(tmp_path)]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def interrupted(sizes, factor):
+        raise KeyboardInterrupt
+
+    of_three["first"] = replace(small(), measure=interrupted)
+    assert main(["run", "first", "--results", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted: nothing of this experiment is written\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_row_that_cannot_be_written_leaves_the_file_of_before(tmp_path):
+    path = tmp_path / "x.csv"
+    record.write_csv(path, [{"a": 1}], record.environment("sim", "full"))
+    with pytest.raises(ValueError, match="b"):
+        record.write_csv(path, [{"a": 2}, {"b": 3}], record.environment("sim", "full"))
+    assert record.read_csv(path)[0] == [{"a": 1}] and [x.name for x in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_drawing_needs_results_and_pages_need_those_of_all(of_three, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    assert main(["draw", "first"]) == 2
+    assert "python -m experiments run first writes it" in capsys.readouterr().err
+    assert main(["run", "first"]) == 0 and main(["draw", "first"]) == 0
+    assert capsys.readouterr().out.count("the pages stay as they are: no results of second, third") == 2
+
+
+def test_no_row_of_the_tables_has_too_many_cells():
+    rows = [row.replace(pages.BAR, "") for row in pages.tables().splitlines() if row.startswith("|")]
+    assert {row.count("|") for row in rows} == {5, 6}
+    outcome = Outcome("|a|", "b", "c", holds=True)
+    assert outcome.verdict == "as expected" and replace(outcome, holds=False, note="d").verdict == "differs: d"
 
 
 def test_the_same_rows_are_the_same_figure(of_three, tmp_path):
