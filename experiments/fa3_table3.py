@@ -2,17 +2,22 @@
 
 Table 3 of FlashAttention-3 (Shah et al. 2024, section 4.3): q, k and v are N(0, 1) + N(0, 100) Bernoulli(0.001), so
 that one number in a thousand is an outlier; root mean square error against float64. The paper does not say N, head_dim
-or which inputs the reference sees. Here: N = 8192, head_dim 128, one head, the reference on the inputs before they are
-rounded, and beside it on the rounded ones, which leaves the error of the attention itself.
+or which inputs the reference sees. N = 8192 and head_dim 128 were chosen because they fit: of an earlier emulation in
+NumPy at N 4096, 8192 and 16384 and head_dim 64 and 128 they came closest to the table as a whole, with the reference on
+the inputs before they are rounded. So agreement with single rows is partly by choice of two numbers; ratios and order
+depend less on them. One head; beside that reference the one on the rounded inputs, which leaves the error of the
+attention itself.
 
 All keys, but a sample of the queries, the same ones for every method. Half of the sample are queries with an outlier,
-which are 8 % of all and have most of the squared error; the mean is weighted accordingly.
+which are 8 % of all and have most of the squared error; the mean is weighted accordingly. Inputs, sample and signs of
+one seed each begin the same stream of random numbers anew; they share numbers, but not what is done with them.
 
-By kernels in the simulator: the FP16 rows. The baseline is the naive kernels (S and P stored in float16, softmax in
+By kernels in the simulator, tensor cores in its default model (float32, `mma="fp32"`): the FP16 rows. The baseline is the naive kernels (S and P stored in float16, softmax in
 float32); FlashAttention-2 and 3, which differ in schedule and not in arithmetic, are the tiled kernel with 64 and 128
 keys a tile.
 
-Emulated in NumPy (emulation.py, sums in float32): the FP8 rows, for no kernel here has e4m3.
+Emulated in NumPy (emulation.py): the FP8 rows, for no kernel here has e4m3. Sums are float32; those of an H100 keep 13
+bits (`accumulators`), which is left out.
 
 - Baseline: one scale for each of q, k and v, S and P float16.
 - FlashAttention-3: weights 2^8 times as large, as its kernel has them, rounded to e4m3; a scale for each block of 128
@@ -50,6 +55,7 @@ PUBLISHED = {
     "FP8, no incoherent processing": 2.4e-2,
 }
 TOLERANCE = 0.3
+RATIOS_WITHIN = 0.1  # about what the two digits of the table leave open
 KERNELS: dict[str, Callable] = {
     "baseline FP16": naive.attention,
     "FlashAttention-2 FP16": lambda q, k, v: attention(q, k, v, numerics=Numerics(tile=(128, 64))),
@@ -166,8 +172,18 @@ def draw(figure, rows: list[Row]) -> None:
     seeds = [lines[row["method"]] for row in rows]
     axes.plot(
         list(own_errors.values()), heights, "o", color=record.EXTRA, markersize=9, fillstyle="none",
-        label="measured, reference on the rounded inputs",
+        label="the attention's own error (reference on the rounded inputs)",
     )  # fmt: skip
+    for method, height in lines.items():
+        axes.annotate(
+            f"{own_errors[method]:.1e}",
+            (own_errors[method], height),
+            textcoords="offset points",
+            xytext=(-9, -4),
+            ha="right",
+            fontsize=10,
+            color=record.EXTRA,
+        )
     axes.plot([row["rmse"] for row in rows], seeds, "|", color=record.OURS, markersize=12, label="each seed")
     axes.plot(list(errors.values()), heights, "o", color=record.OURS, markersize=9, label="measured, all seeds")
     axes.plot(
@@ -187,7 +203,7 @@ def draw(figure, rows: list[Row]) -> None:
     axes.set_yticks(heights, list(lines))
     axes.set_ylim(0.6 - len(lines), 0.6)
     axes.set_xscale("log")
-    axes.set_xlim(min(own_errors.values()) / 1.5, 0.15)
+    axes.set_xlim(min(own_errors.values()) / 2.2, 0.15)
     axes.set_xlabel("root mean square error of out; beside the markers: measured (published)")
     for height, by in (0.5, "float16: kernels in the simulator"), (0.45 - kernels, "e4m3: emulated in NumPy"):
         axes.annotate(by, (0.01, height), xycoords=("axes fraction", "data"), va="top", fontsize=10, style="italic")
@@ -213,40 +229,69 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
         )
     coarse = [errors["baseline FP8"], errors["FP8, no incoherent processing"]]
     fine = [errors["FlashAttention-3 FP8"], errors["FP8, no block quantisation"]]
-    gain16 = errors["baseline FP16"] / errors["FlashAttention-3 FP16"]
-    gain8 = errors["baseline FP8"] / errors["FlashAttention-3 FP8"]
     share = own_errors["FlashAttention-3 FP16"] / errors["FlashAttention-3 FP16"]
     return [
         *outcomes,
-        Outcome(
-            "FP16, baseline over FlashAttention-3 (kernels)",
-            f"1.7 (published) within {TOLERANCE:.0%}",
-            f"{gain16:.2f}",
-            abs(gain16 / 1.7 - 1) <= TOLERANCE,
-            _sample(rows, "baseline FP16"),
+        _gain(
+            rows,
+            "FP16",
+            1.7,
+            "most of the error is that of rounding the inputs, the same for both, and a few queries have most of it; the "
+            "attention's own errors differ more, as the next line says",
         ),
         Outcome(
-            "FP8, baseline over FlashAttention-3 (emulated)",
-            "2.6 (published); 2.2 to 3.1",
-            f"{gain8:.2f}",
-            2.2 <= gain8 <= 3.1,
-            _sample(rows, "baseline FP8"),
+            "FP16 on the rounded inputs: the attention's own error, baseline over FlashAttention-3 (kernels)",
+            "above 1.7, since only the baseline stores scores and weights in float16 (said after measuring)",
+            ratios(rows, "baseline FP16", "FlashAttention-3 FP16", "rmse_of_rounded_inputs"),
+            own_errors["baseline FP16"] > 1.7 * own_errors["FlashAttention-3 FP16"],
+            "rounding scores and weights costs less than the paper's table suggests",
+        ),
+        _gain(rows, "FP8", 2.6, "few queries have most of the squared error"),
+        Outcome(
+            "FP8 on the rounded inputs: the attention's own error, baseline over FlashAttention-3 (emulated)",
+            "below 1, since the baseline keeps weights in float16 and FlashAttention-3 in e4m3 (said after measuring): "
+            "all of the gain is in how inputs are quantised",
+            ratios(rows, "baseline FP8", "FlashAttention-3 FP8", "rmse_of_rounded_inputs"),
+            own_errors["baseline FP8"] < own_errors["FlashAttention-3 FP8"],
+            "weights of e4m3 cost no more than scores and weights of float16",
         ),
         Outcome(
             "FP8 order (emulated): the two with outliers in their scales over the two with incoherent processing",
-            "over 1.7 times in each pair",
+            "over 1.7 times in each pair (emulated; published: 2.6 at least)",
             f"{min(coarse) / max(fine):.2f} times at least",
             min(coarse) > 1.7 * max(fine),
             _sample(rows, "baseline FP8"),
         ),
         Outcome(
             "FlashAttention-3 FP16 on the rounded inputs: share of the error that is the attention's own",
-            "about a quarter (predicted); below half",
+            "about a quarter (emulated); below half",
             f"{share:.2f}",
             share < 0.5,
             "the rounding of the inputs does not dominate",
         ),
     ]
+
+
+def _gain(rows: list[Row], precision: str, published: float, note: str) -> Outcome:
+    """Error of the baseline over that of FlashAttention-3, as the paper's text says it."""
+    methods = f"baseline {precision}", f"FlashAttention-3 {precision}"
+    errors = pooled(rows)
+    gain = errors[methods[0]] / errors[methods[1]]
+    return Outcome(
+        f"{precision}, baseline over FlashAttention-3 ({'kernels' if methods[0] in KERNELS else 'emulated'})",
+        f"{published} (published) within {RATIOS_WITHIN:.0%}",
+        ratios(rows, *methods),
+        abs(gain / published - 1) <= RATIOS_WITHIN,
+        note,
+    )
+
+
+def ratios(rows: list[Row], method: str, other: str, column: str = "rmse") -> str:
+    """Of the errors of two methods, all seeds together and each alone."""
+    errors = pooled(rows, column)
+    of_seed = {name: {r["seed"]: r[column] for r in rows if r["method"] == name} for name in (method, other)}
+    each = ", ".join(f"{error / of_seed[other][seed]:.2f}" for seed, error in of_seed[method].items())
+    return f"{errors[method] / errors[other]:.2f}; by seed {each}"
 
 
 def _sample(rows: list[Row], method: str) -> str:
@@ -261,10 +306,11 @@ def _sample(rows: list[Row], method: str) -> str:
 
 EXPERIMENT = Experiment(
     claim="FlashAttention is 1.7 times as accurate as the standard method in FP16, and in FP8, with a scale per block "
-    "and incoherent processing, 2.6 times (FlashAttention-3, Table 3); on inputs with outliers the rounding of "
-    "the inputs is most of the FP16 error",
-    caption="Table 3 of FlashAttention-3, published and measured; against a reference on the rounded inputs a fraction "
-    "of the FP16 error is left.",
+    "and incoherent processing, 2.6 times (published: FlashAttention-3, Table 3; FP8 is emulated here); on inputs with "
+    "outliers the rounding of the inputs is most of the FP16 error, and its cure all of the gain in FP8",
+    caption="Table 3 of FlashAttention-3, published and measured. Grey: the attention's own error, against a reference "
+    "on the rounded inputs; in FP16 a fifth for FlashAttention, in FP8 smallest for the baseline, whose weights are "
+    "float16.",
     measure=measure,
     draw=draw,
     outcomes=outcomes,

@@ -34,10 +34,18 @@ def test_small(tmp_path):
 
 def test_outcomes_notice_a_wrong_row():
     rows = [
-        {"method": method, "by": "", "queries": 2, "rmse": rmse, "rmse_of_rounded_inputs": rmse / 4}
+        {"method": method, "by": "", "queries": 2, "seed": 0, "rmse": rmse, "rmse_of_rounded_inputs": rmse / 4}
         for method, rmse in fa3_table3.PUBLISHED.items()
     ]
+    rows[0]["rmse_of_rounded_inputs"] = rows[3]["rmse_of_rounded_inputs"] = 2e-4
     assert all(outcome.holds for outcome in fa3_table3.outcomes(rows))
+    for method, own in (0, 8e-5), (3, 3e-3):
+        changed = [{**row, "rmse_of_rounded_inputs": own} if row is rows[method] else row for row in rows]
+        (wrong,) = (outcome for outcome in fa3_table3.outcomes(changed) if not outcome.holds)
+        assert "own error" in wrong.what and wrong.note
+    changed = [{**row, "rmse": 2.8e-4} if row is rows[0] else row for row in rows]  # 1.47 times FlashAttention's
+    (wrong,) = (outcome for outcome in fa3_table3.outcomes(changed) if not outcome.holds)
+    assert wrong.found == "1.47; by seed 1.47"
     rows[3]["rmse"] *= 1.4
     wrong = [outcome for outcome in fa3_table3.outcomes(rows) if not outcome.holds]
     assert [outcome.what.split(",")[0] for outcome in wrong] == ["baseline FP8", "FP8"] and wrong[0].note
