@@ -175,49 +175,67 @@ def gone(rows: list[Row], dtype: str, column: str, delta: str = WIDE) -> np.ndar
     return 1 - np.square(by_family(rows, dtype, delta, column) / by_family(rows, dtype, ROUNDED, column))
 
 
+# No colour or marker of one legend is in the other: bounds and errors; deltas.
+SHARE_STYLES = (
+    {"marker": "s", "color": "black", "markerfacecolor": "white"},
+    {"marker": "D", "color": "black", "markerfacecolor": "white"},
+    {"marker": "<", "color": record.COLOURS[3]},
+    {"marker": "^", "color": record.COLOURS[4]},
+    {"marker": "v", "color": record.EXTRA},
+)
+DELTA_STYLES = (
+    {"marker": "o", "color": record.OURS},
+    {"marker": "P", "color": record.STANDARD, "markersize": 8},
+    {"marker": "X", "color": record.COLOURS[2], "markersize": 8},
+    {"marker": "*", "color": "#7db7cc", "markersize": 10},
+)
+
+
 def draw_shares(axes, rows: list[Row], dtype: str) -> None:
     """Delta's part of the bounds, and of the errors."""
     shown = [
-        ("bound on dS, before out is known", by_family(rows, dtype, ROUNDED, "ds_bound_from_possible"), "s"),
-        ("bound on dS, by the given out's error", by_family(rows, dtype, ROUNDED, "ds_bound_from_met"), "D"),
-        ("squared error of dS in float32", gone(rows, dtype, "ds_error"), "o"),
-        (f"squared error of dS in {dtype}", gone(rows, dtype, "ds_rounded_error"), "^"),
-        ("squared error of dq", gone(rows, dtype, "dq_error"), "v"),
+        ("bound on dS, before out is known", by_family(rows, dtype, ROUNDED, "ds_bound_from_possible")),
+        ("bound on dS, by the given out's error", by_family(rows, dtype, ROUNDED, "ds_bound_from_met")),
+        ("squared error of dS in float32", gone(rows, dtype, "ds_error")),
+        (f"squared error of dS in {dtype}", gone(rows, dtype, "ds_rounded_error")),
+        ("squared error of dq", gone(rows, dtype, "dq_error")),
     ]
-    for number, (label, shares, marker) in enumerate(shown):
+    for number, ((label, shares), style) in enumerate(zip(shown, SHARE_STYLES, strict=True)):
         if dtype == "float32" and number == 3:  # what dS is in already
             continue
         places = [at + 0.14 * (number - 2) for at in range(len(FAMILIES))]
-        axes.plot(100 * np.maximum(shares, -0.6), places, marker, color=record.COLOURS[number], label=label)
+        axes.plot(100 * np.maximum(shares, -0.6), places, linestyle="none", label=label, **style)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlim(-65, 105)
-    axes.set_xlabel("delta's part (%); below 0 an exact delta adds (cut at -60)")
+    axes.set_xlabel("delta's part (%)\nbelow 0 an exact delta adds error (cut at -60)")
     axes.set_title(f"{dtype}: of bounds and errors")
 
 
 def draw_deltas(axes, rows: list[Row], dtype: str, column: str) -> None:
     """Something of each delta, on a logarithmic axis."""
-    for number, (delta, marker) in enumerate(zip(DELTAS, "osD^", strict=True)):
+    for number, (delta, style) in enumerate(zip(DELTAS, DELTA_STYLES, strict=True)):
         places = [at + 0.16 * (number - 1.5) for at in range(len(FAMILIES))]
         values = by_family(rows, dtype, delta, column)
         if column == "dq_error":
             values = values / by_family(rows, dtype, ROUNDED, column)
-        axes.plot(values, places, marker, color=record.COLOURS[number], label=delta)
+        axes.plot(values, places, linestyle="none", label=delta, **style)
     axes.set_xscale("log")
 
 
 def draw(figure, rows: list[Row]) -> None:
-    """A row of panels for bfloat16, and one for float32 where it was measured."""
-    dtypes = [dtype for dtype in ("bfloat16", "float32") if any(row["dtype"] == dtype for row in rows)]
+    """A row of panels for bfloat16, or for float16 without it, and one for float32 where it was measured."""
+    measured = {row["dtype"] for row in rows}
+    half = "bfloat16" if "bfloat16" in measured else "float16"
+    dtypes = [dtype for dtype in (half, "float32") if dtype in measured]
     panels = figure.subplots(len(dtypes), 3, squeeze=False)
     for (shares, row_sums, errors), dtype in zip(panels, dtypes, strict=True):
         draw_shares(shares, rows, dtype)
         draw_deltas(row_sums, rows, dtype, "row_sum")
-        row_sums.set_xlabel("RMS of the row sums of dS, exactly 0")
+        row_sums.set_xlabel("RMS of the row sums of dS\n(in exact arithmetic each is 0)")
         row_sums.set_title(f"{dtype}: row sums")
         draw_deltas(errors, rows, dtype, "dq_error")
         errors.axvline(1, color="black", linewidth=0.8)
-        ticks = [0.4, 0.6, 0.8, 1] if dtype == "bfloat16" else [0.5, 1, 2, 4]
+        ticks = [0.5, 1, 2, 4] if dtype == "float32" else [0.4, 0.6, 0.8, 1]
         errors.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         errors.minorticks_off()
         errors.set_xlabel("RMSE of dq / that with the rounded out")
@@ -227,7 +245,7 @@ def draw(figure, rows: list[Row]) -> None:
             axes.set_yticks(range(len(FAMILIES)), FAMILIES if axes is shares else [])
     for at, axes in ("lower left", panels[0, 0]), ("lower right", panels[0, 1]):
         handles, labels = axes.get_legend_handles_labels()
-        title = "delta's part of" if axes is panels[0, 0] else "delta from"
+        title = "left: delta's part of" if axes is panels[0, 0] else "middle and right: delta from"
         figure.legend(handles, labels, loc=f"outside {at}", ncols=2, frameon=False, fontsize=9, title=title)
 
 
@@ -249,31 +267,31 @@ def outcomes_of(rows: list[Row], dtype: str) -> list[Outcome]:
     return [
         Outcome(
             f"{dtype}: delta's part of the bound on the rounded dS, before out is known ({families})",
-            "75 to 98 % (predicted by another bound of this kind)",
+            "75 to 98 % (emulated, with a bound of the same terms)",
             percents(possible),
             bool((possible >= 0.75).all() and (possible <= 0.98).all()),
         ),
         Outcome(
             f"{dtype}: the same by what the given out errs by",
-            "less: roundings of out cancel in rowsum(dO * out)",
+            "less: roundings of out cancel in rowsum(dO * out) (predicted)",
             percents(met),
             bool((met < possible).all()),
         ),
         Outcome(
             f"{dtype}: row sums of dS against -(error of delta)",
-            "the same within 1 % (identity)",
+            "the same within 1 % (predicted: an identity)",
             f"apart by at most {100 * (left / row_sum).max():.2g} %",
             bool((left / row_sum <= 0.01).all()),
         ),
         Outcome(
             f"{dtype}: largest row sum of dS / sum of |dO| (P |V| + |out|), in unit roundoffs",
-            "at most 4 (tolerance of the identity; an emulation before this one met 0.16)",
+            "at most 4 (predicted; emulated: 0.16)",
             ", ".join(f"{x:.2g}" for x in units),
             bool((units <= 4).all()),
         ),
         Outcome(
             f"{dtype}: row sums of dS with out of a wider call",
-            "at least 100 times smaller (float32 against 16 bits)",
+            "at least 100 times smaller (predicted: float32 against 16 bits)",
             ", ".join(f"{x:.3g}" for x in smaller) + " times",
             bool((smaller >= 100).all()),
             "with scores of about 30 float32 itself moves a weight by 2^-19 of it, which is 2^8 below the unit "
@@ -281,7 +299,7 @@ def outcomes_of(rows: list[Row], dtype: str) -> list[Outcome]:
         ),
         Outcome(
             f"{dtype}: squared error that out of a wider call takes away: rounded dS; dq",
-            "75 to 98 % of both, as of the bound",
+            "at least 75 % of both, as of the bound (predicted)",
             f"{percents(rounded_gone)}; {percents(dq_gone)}",
             bool((np.concatenate([rounded_gone, dq_gone]) >= 0.75).all()),
             "the bound lets every element of out err by its most and in dO's direction; really sqrt(head_dim) random "
@@ -291,7 +309,7 @@ def outcomes_of(rows: list[Row], dtype: str) -> list[Outcome]:
         ),
         Outcome(
             f"{dtype}: part of delta's squared error that is out's last rounding, all but peaked",
-            f"{percents(predicted[even])} within 25 points (both roundings as independent)",
+            f"{percents(predicted[even])} within 25 percentage points (computed: both roundings as independent)",
             percents(cast[even]),
             bool((np.abs(cast - predicted)[even] <= 0.25).all()),
             "the error of the weights' rounding is not that of independent ones in these rows",
@@ -309,13 +327,13 @@ def float32_outcomes(rows: list[Row]) -> list[Outcome]:
     return [
         Outcome(
             "float32: delta's part of the bound on dS, before out is known",
-            "75 to 98 % (predicted as for bfloat16)",
+            "75 to 98 % (emulated, as for bfloat16)",
             percents(possible),
             bool((possible >= 0.75).all() and (possible <= 0.98).all()),
         ),
         Outcome(
             "float32: RMSE of dq with out of a float64 call / with the call's own",
-            "at most 1.05: a better delta makes no gradient worse",
+            "at most 1.05: a better delta makes no gradient worse (predicted)",
             ", ".join(f"{x:.2f}" for x in ratios),
             bool((ratios <= 1.05).all()),
             "forward and backward compute the same scores with the same errors, so that out and the weights of the "
@@ -337,7 +355,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 EXPERIMENT = Experiment(
     claim="The rounded out in delta = rowsum(dO * out) is what the backward's bound is mostly made of, and row sums "
     "of dS are its error; an unrounded out or rowsum(P * dP) takes it away (Qiu and Yao 2025)",
-    caption="Delta's part of bounds and of errors, the row sums of dS, and the error of dq with four deltas.",
+    caption="Delta's part of bounds and of errors, the row sums of dS, and the error of dq with four deltas; float16 is in "
+    "the table and not drawn.",
     measure=measure,
     draw=draw,
     outcomes=outcomes,

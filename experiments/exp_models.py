@@ -309,8 +309,10 @@ def runs(rows: list[Row], model: str, *, computed_by: str | None = None, thresho
     return {(row["dtype"], row["scores"]): row for row in rows if tuple(row[key] for key in keys) == chosen}
 
 
+LABELS = [model.replace("accurate", "$2^x$ by double precision") for model in MODELS]  # of the axes
 MARKERS = dict(zip(DTYPES, ("s", "o", "^"), strict=True))
 DTYPE_COLOURS = dict(zip(DTYPES, record.COLOURS, strict=False))
+RESCALE_COLOURS = record.COLOURS[3], record.EXTRA
 
 
 def draw_powers(axes, rows: dict[str, Row]) -> None:
@@ -360,10 +362,10 @@ def draw_attention(axes, rows: list[Row], result: str) -> None:
 def draw_rescales(axes, rows: list[Row]) -> None:
     """Rescales with either threshold, bfloat16."""
     bars = [
-        ("rescales_per_row", 0, "a row", record.OURS, ""),
-        ("rescales_per_row", 8, "a row, threshold 8", record.OURS, "///"),
-        ("groups_rescaled", 0, "16 rows of a warp", "#c79a2b", ""),
-        ("groups_rescaled", 8, "16 rows, threshold 8", "#c79a2b", "///"),
+        ("rescales_per_row", 0, "a row", RESCALE_COLOURS[0], ""),
+        ("rescales_per_row", 8, "a row, threshold 8", RESCALE_COLOURS[0], "///"),
+        ("groups_rescaled", 0, "16 rows of a warp", RESCALE_COLOURS[1], ""),
+        ("groups_rescaled", 8, "16 rows, threshold 8", RESCALE_COLOURS[1], "///"),
     ]
     for number, (column, threshold, label, colour, hatch) in enumerate(bars):
         of = runs(rows, ROUNDED, threshold=threshold)
@@ -393,7 +395,7 @@ def draw_rmse(axes, rows: list[Row]) -> None:
         places = [at + 0.27 * (number - 1) for at in range(len(SCORES))]
         axes.bar(places, values, 0.25, color=DTYPE_COLOURS[dtype], label=dtype)
         for place, value in zip(places, values, strict=True):
-            axes.text(place, max(value, 0), f"{value:.1f}", ha="center", va="bottom", fontsize=8)
+            axes.text(place, max(value, 0), f"{round(value, 1) + 0.0:.1f}", ha="center", va="bottom", fontsize=8)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(SCORES)), SCORES)
     axes.set_ylabel("change of the RMSE of out (%)")
@@ -411,15 +413,15 @@ def draw(figure, rows: list[Row]) -> None:
     draw_rmse(panels[1, 2], rows)
     for axes in panels[:, :2].flat:
         axes.set_ylim(len(MODELS) - 0.4, -0.6)
-        axes.set_yticks(range(len(MODELS)), MODELS)
+        axes.set_yticks(range(len(MODELS)), LABELS)
         axes.tick_params(axis="y", labelleft=axes in panels[:, 0])
     handles, labels = panels[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, title="all panels")
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, title="all panels but Rescales")
 
 
 # Largest errors by FlashAttention-4, Table 2: of float32, and rounded to bfloat16.
 PUBLISHED = {"degree 3": (8.77e-5, 3.90e-3), "degree 5": (1.44e-7, 3.89e-3)}
-# In percent of 4 million numbers: shares that another rounding has made, bfloat16 and float16, by an emulation.
+# In percent of 4 million numbers: shares that another rounding has made, bfloat16 and float16; emulated.
 DIFFERING = {"degree 2": (23.9, 89), "degree 3": (0.99, 7.96), "degree 4": (0.03, 0.27), "degree 5": (0.001, 0.01)}
 
 
@@ -431,7 +433,7 @@ def power_outcomes(of: dict[str, Row]) -> list[Outcome]:
         found.append(
             Outcome(
                 f"largest error of 2^x, {model}: float32, after rounding to bfloat16",
-                "{:.3g}, {:.3g} (FlashAttention-4, Table 2)".format(*expected),
+                "{:.3g}, {:.3g} (published: FlashAttention-4, Table 2)".format(*expected),
                 "{:.3g}, {:.3g}".format(*errors),
                 all(abs(x / y - 1) < 0.02 for x, y in zip(errors, expected, strict=True)),
             )
@@ -449,25 +451,25 @@ def power_outcomes(of: dict[str, Row]) -> list[Outcome]:
         *found,
         Outcome(
             "largest error of ex2: correctly rounded, and off by up to 2 ulp",
-            "at most 6.0e-8 and 3.0e-7 (arithmetic); a GPU's 1.41e-7 (FlashAttention-4) lies between",
+            "at most 6.0e-8 and 3.0e-7 (computed); a GPU's 1.41e-7 (published: FlashAttention-4) lies between",
             f"{rounded:.3g}, {noisy:.3g}",
             rounded <= 6.0e-8 and 1.41e-7 < noisy <= 3.0e-7,
         ),
         Outcome(
             "16-bit results that differ from the correct rounding, bfloat16 / float16, degrees 2, 3, 4, 5",
-            ", ".join(f"{x:g} / {y:g} %" for x, y in DIFFERING.values()) + " (an emulation before this one)",
+            ", ".join(f"{x:g} / {y:g} %" for x, y in DIFFERING.values()) + " (emulated)",
             ", ".join(f"{x:.2g} / {y:.2g} %" for x, y in shares.values()),
             all(near),
         ),
         Outcome(
             "mean error of degree 3",
-            "+8e-6 (the same emulation)",
+            "+8e-6 (emulated)",
             f"{of['degree 3']['mean_error']:+.2g}",
             abs(of["degree 3"]["mean_error"] / 8e-6 - 1) < 0.1,
         ),
         Outcome(
             "degrees 3 and 5 by the kernels' function and in NumPy",
-            "the same bits",
+            "the same bits (predicted)",
             f"{100 * min(same):.4g} % of the bits" if min(same) < 1 else "the same bits",
             min(same) == 1,
         ),
@@ -501,10 +503,10 @@ def attention_outcomes(rows: list[Row]) -> list[Outcome]:
                 note,
             )
             for dtype, source, note in (
-                ("bfloat16", "FlashAttention-4: bfloat16's rounding hides it", ""),
+                ("bfloat16", "published: FlashAttention-4, bfloat16's rounding hides it", ""),
                 (
                     "float16",
-                    "an emulation before this one: 0.22 and 0.52 of the bound, not 0.22 and 0.50",
+                    "emulated: normal 0.22 and peaked 0.52 of the bound, where the plain one has 0.22 and 0.50",
                     "its error, 8.8e-5, is 18 % of the rounding to float16, 4.9e-4: the largest error of a row moves "
                     "by up to that, while the RMSE grows by 1 to 4 %",
                 ),
@@ -512,25 +514,25 @@ def attention_outcomes(rows: list[Row]) -> list[Outcome]:
         ),
         Outcome(
             "degree 3: error of out in float32, and of lse in every dtype",
-            "seen: at least 3 times the plain kernel's (predicted: visible)",
+            "at least 3 times the plain kernel's (predicted)",
             f"{min(seen):.2g} to {max(seen):.2g} times",
             min(seen) >= 3,
         ),
         Outcome(
             "degree 2 (NumPy), float16, peaked scores: error / bound of out",
-            "beyond 1 (an emulation before this one, of 512 keys and with a tighter bound: 2.6)",
+            "beyond 1 (emulated, of 512 keys and with a tighter bound: 2.6)",
             f"{second:.2f}",
             second > 1,
         ),
         Outcome(
             "error / own bound, all kernels, out and lse",
-            "at most 1",
+            "at most 1 (computed: the bound)",
             f"at most {max(within):.2f}",
             max(within) <= 1,
         ),
         Outcome(
             "degree 3 by the kernels and in NumPy: RMSE of out",
-            "the same within 5 %",
+            "the same within 5 % (predicted)",
             f"within {100 * (math.exp(apart) - 1):.2g} %",
             apart < math.log(1.05),
         ),
@@ -550,13 +552,13 @@ def rescaling_outcomes(rows: list[Row]) -> list[Outcome]:
     return [
         Outcome(
             "rescales of a row whose scores rise, threshold 0 and 8",
-            "15 and 4 (an emulation before this one)",
+            "15 and 4 within 1 (emulated)",
             f"{before['rescales_per_row']:.1f} and {after['rescales_per_row']:.1f}",
             abs(before["rescales_per_row"] - 15) <= 1 and abs(after["rescales_per_row"] - 4) <= 1,
         ),
         Outcome(
             "rescales of 16 rows in a warp, threshold 0 and 8, same scores",
-            "15 and 4, as of a row",
+            "15 and 4 within 1, as of a row (predicted)",
             f"{warps[0]:.1f} and {warps[1]:.1f}",
             abs(warps[0] - 15) <= 1 and abs(warps[1] - 4) <= 1,
             "the rows of a warp pass the threshold at different tiles, and one of them is enough: about a third of the "
@@ -564,13 +566,13 @@ def rescaling_outcomes(rows: list[Row]) -> list[Outcome]:
         ),
         Outcome(
             "the same by the scores and by the profiler, mean of all three",
-            "equal",
+            "equal (computed)",
             ", ".join(f"{x:.4g} and {y:.4g}" for x, y in zip(by_scores, counted, strict=True)),
             all(abs(x - y) < 0.01 for x, y in zip(by_scores, counted, strict=True)),
         ),
         Outcome(
             "RMSE of out with threshold 8, 16-bit",
-            "4 to 21 % more (an emulation before this one), within 5 points",
+            "4 to 21 % more (emulated), within 5 percentage points",
             f"{100 * min(changes):.1f} to {100 * max(changes):.1f} % more",
             -0.01 <= min(changes) and max(changes) <= 0.26,
         ),

@@ -268,7 +268,6 @@ _PART_COLOURS = {
     "values": "#c79a2b",
     "dout": "#5b4a8a",
     "in_turn": "#d58a7b",
-    "row_values": "#000000",
     "weights": "#bdbdbd",
 }
 _PART_NAMES = {
@@ -277,9 +276,9 @@ _PART_NAMES = {
     "values": "V",
     "dout": "dO",
     "in_turn": "K and V, or Q and dO, in turn",
-    "row_values": "lse, delta",
     "weights": "P or dS",
 }
+_UNDRAWN = "row_values"  # lse and delta: too thin to see
 _HATCHES = {"in_turn": "//", "weights": "..", "values": "\\\\"}
 
 
@@ -289,9 +288,8 @@ def draw_scores(axes, seqlen: int) -> None:
     scores = q[::8].astype(np.float32) @ k[::8].astype(np.float32).T
     axes.imshow(scores, cmap="Greys", extent=(0, seqlen, seqlen, 0), interpolation="nearest")
     axes.set_title(
-        f"standard: {seqlen} x {seqlen} scores,\n{4 * seqlen**2 / 2**20:.2f} MiB in float32", fontsize=10, pad=18
+        f"standard: {seqlen} x {seqlen} scores,\n{4 * seqlen**2 / 2**20:.2f} MiB in float32", fontsize=12, pad=18
     )
-    axes.set_ylabel("query")
 
 
 def draw_visits(axes, rows: list[Row]) -> None:
@@ -310,31 +308,35 @@ def draw_visits(axes, rows: list[Row]) -> None:
         colour = shade((row["step"] - 1) / max(steps - 1, 1))
         axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, zorder=2 + row["masked"], **frame))
         text_colour = "white" if row["step"] > 0.55 * steps else "black"
-        size = 7.5 if min(height, width) >= 40 else 5.5
+        size = 11 if min(height, width) >= 40 else 8 if min(height, width) >= 30 else 6
         axes.text(
             x + width / 2, y + height / 2, row["step"], ha="center", va="center_baseline", fontsize=size,
             color=text_colour, zorder=4,
         )  # fmt: skip
     owned = sizes[1] if first["kernel"] == DKDV else sizes[0]
     for block, own in sorted({(row["block"], row["owned_from"]) for row in rows}):
-        middle, options = (own + min(own + owned, seqlen)) / 2, {"fontsize": 7, "color": "#555555"}
+        middle, options = (own + min(own + owned, seqlen)) / 2, {"fontsize": 9.5, "color": "#555555"}
         if first["kernel"] == DKDV:
             axes.text(middle, -0.01 * seqlen, block, ha="center", va="bottom", **options)
         else:
             axes.text(1.03 * seqlen, middle, block, va="center", **options)
     axes.set(xlim=(0, seqlen), ylim=(seqlen, 0), aspect="equal")
-    axes.set_title(f"{first['kernel']}: {first['mask']},\ntiles of {sizes[0]} x {sizes[1]}", fontsize=10, pad=18)
+    axes.set_title(f"{first['kernel']}: {first['mask']},\ntiles of {sizes[0]} x {sizes[1]}", fontsize=12, pad=18)
 
 
 def draw_bytes(axes, rows: list[Row]) -> None:
     """A bar per kernel, head_dim and dtype on one architecture; marks are other architectures' launches."""
-    own = [row for row in rows if row["arch"] == ARCH and row["dtype"] != "float64"]
-    others = sorted({row["arch"] for row in rows} - {ARCH}, key=lambda arch: int(arch[3:]))
+    archs = {row["arch"] for row in rows}
+    base = ARCH if ARCH in archs else min(archs)
+    dtypes = dict.fromkeys(row["dtype"] for row in rows)
+    drawn = [dtype for dtype in dtypes if dtype != "float64"] or list(dtypes)
+    own = [row for row in rows if row["arch"] == base and row["dtype"] in drawn]
+    others = sorted(archs - {base}, key=lambda arch: int(arch[3:]))
     marks = dict(zip(others, ("v", "^", "D", "s"), strict=False))
     names = []
     for place, row in enumerate(own):
         left = 0.0
-        for part in PARTS:
+        for part in _PART_COLOURS:
             width = row[f"{part}_bytes"] / 1024
             if width:
                 style = {"color": _PART_COLOURS[part], "hatch": _HATCHES.get(part), "edgecolor": "white"}
@@ -352,12 +354,16 @@ def draw_bytes(axes, rows: list[Row]) -> None:
     limits = sorted({row["limit_bytes"] // 1024 for row in rows} | {UNASKED})
     for limit in limits:
         axes.axvline(limit, color="black", linewidth=0.9, linestyle="--")
-        axes.annotate(str(limit), (limit, -0.9), ha="center", va="bottom", fontsize=8, annotation_clip=False)
-    axes.set_yticks(range(len(own)), names, fontsize=7.5)
+        axes.annotate(str(limit), (limit, -0.9), ha="center", va="bottom", fontsize=10, annotation_clip=False)
+    axes.set_yticks(range(len(own)), names, fontsize=10)
     axes.set_ylim(len(own) - 0.4, -0.8)
     axes.set_xlim(0, max(limits) * 1.03)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"KiB of shared memory of a block; bars: {ARCH}; dashed: limits of a block")
+    thinnest = max(row[f"{_UNDRAWN}_bytes"] for row in own) / 1024
+    left_out = f"not drawn: lse and delta, at most {thinnest:g} KiB" + "; float64" * (
+        "float64" in set(dtypes) - {*drawn}
+    )
+    axes.set_xlabel(f"KiB of shared memory of a block; bars: {base}; dashed: limits of a block\n{left_out}")
 
 
 def draw_growth(axes, rows: list[Row], limits: list[int]) -> None:
@@ -376,7 +382,7 @@ def draw_growth(axes, rows: list[Row], limits: list[int]) -> None:
     place = middle["seqlen"], middle["scores_bytes"] / 1024
     axes.annotate("N x N scores, float32", place, (-8, 4), ha="right", **note)
     own = rows[-1]["launched_bytes"] / 1024
-    axes.annotate(f"tile set of the forward: {own:g} KiB", (lengths[-1], own), (0, -14), ha="right", **note)
+    axes.annotate(f"forward, head_dim {HEAD_DIM}: {own:g} KiB", (lengths[-1], own), (0, -14), ha="right", **note)
     axes.annotate(
         f"limits of a block, {min(limits)} to {max(limits)} KiB",
         (lengths[-1], max(limits)),
@@ -391,30 +397,39 @@ def draw_growth(axes, rows: list[Row], limits: list[int]) -> None:
 def draw(figure, rows: list[Row]) -> None:
     """Above the scores and the visits, below the bytes."""
     visits, sets, scores = (kind_of(rows, kind) for kind in _MEASURES)
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.25))
+    above, below = figure.subfigures(2, 1, height_ratios=(1.25, 1))
     masks = list(dict.fromkeys(row["mask"] for row in visits))
-    first, *panels = above.subplots(1, len(masks) + 2)
+    (first, *panels), (*more, growth) = above.subplots(2, 3)
+    panels += more
     draw_scores(first, visits[0]["seqlen"])
-    shown = [*((FORWARD, mask) for mask in masks), (DKDV, "causal")]
+    shown = [*((FORWARD, mask) for mask in masks), (DKDV, "causal" if "causal" in masks else masks[0])]
+    for axes in panels[len(shown) :]:
+        axes.remove()
+    panels = panels[: len(shown)]
+    leftmost = first, *more[:1]
+    for axes in leftmost:
+        axes.set_ylabel("query")
     for axes, (kernel, mask) in zip(panels, shown, strict=True):
         draw_visits(axes, [row for row in visits if (row["kernel"], row["mask"]) == (kernel, mask)])
     ticks = range(0, visits[0]["seqlen"] + 1, 200)
     for axes in (first, *panels):
         axes.set_xticks(ticks)
-        axes.set_yticks(ticks, [str(tick) for tick in ticks] if axes is first else [])
+        axes.set_yticks(ticks, [str(tick) for tick in ticks] if axes in leftmost else [])
+        axes.tick_params(labelsize=10)
         axes.set_xlabel("key")
         axes.grid(visible=False)
     above.supxlabel(
-        "in a tile: the step at which its block visits it; red frame: may hold masked pairs; grey numbers: the block",
-        fontsize=9,
+        f"float16, head_dim {HEAD_DIM}, {ARCH}; in a tile: the step at which its block visits it;\nred frame: may hold "
+        "masked pairs; grey numbers: the block",
+        fontsize=11,
     )
-    bars, growth = below.subplots(1, 2, width_ratios=(1.6, 1))
+    bars = below.subplots()
     draw_bytes(bars, sets)
     draw_growth(growth, scores, [UNASKED, *(row["limit_bytes"] // 1024 for row in sets)])
     handles, labels = bars.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     order = sorted(unique, key=lambda label: label.startswith("as "))
-    below.legend([unique[label] for label in order], order, loc="outside lower center", ncols=5, frameon=False)
+    below.legend([unique[label] for label in order], order, loc="outside lower center", ncols=4, frameon=False)
 
 
 # -- outcomes
@@ -443,7 +458,7 @@ def _visits(runs: list[list[Row]]) -> list[Outcome]:
     same_bits = [run for run in runs if all(row["same_bits"] for row in run)]
     causal = [run for run in runs if run[0]["mask"] == "causal"]
     longest_first = [run for run in causal if is_descending([len(rows) for rows in blocks_of(run).values()])]
-    return [
+    found = [
         Outcome(
             "tiles visited by each block, in order, and which of them mask pairs; each kernel and mask",
             "those with a visible pair, ascending; masked where a pair is masked (predicted)",
@@ -452,19 +467,24 @@ def _visits(runs: list[list[Row]]) -> list[Outcome]:
         ),
         Outcome(
             "tensor-core FLOPs of the untouched kernels against those of the tiles reported",
-            "equal",
+            "equal (computed)",
             f"equal in {len(with_work)} of {len(runs)} runs",
             len(with_work) == len(runs),
         ),
         Outcome(
             "results with and without the printf",
-            "the same bits",
+            "the same bits (predicted)",
             f"the same in {len(same_bits)} of {len(runs)} runs",
             len(same_bits) == len(runs),
         ),
+    ]
+    if not causal:
+        return found
+    return [
+        *found,
         Outcome(
             "order of blocks under a causal mask",
-            "the longest first (as the kernels' comments say)",
+            "the longest first (predicted)",
             f"so in {len(longest_first)} of {len(causal)} kernels",
             len(longest_first) == len(causal),
         ),
@@ -498,13 +518,14 @@ def _bytes(sets: list[Row]) -> list[Outcome]:
     return [
         Outcome(
             "bytes that a launch asks for against the tiles that the kernel keeps",
-            "equal",
+            "equal (computed)",
             f"equal in {len(equal)} of {len(sets)}",
             len(equal) == len(sets),
         ),
         Outcome(
             "bytes that a launch asks for against the limit of its architecture",
-            f"never more than {', '.join(f'{limit} ({arch})' for arch, limit in limits.items())}",
+            f"never more than {', '.join(f'{limit} ({arch})' for arch, limit in limits.items())} (published: CUDA C++ "
+            "Programming Guide)",
             f"within it in {len(within)} of {len(sets)}, {unasked} of them in {UNASKED} KiB; fullest: "
             f"{fullest['kernel']}, {fullest['dtype']}, head_dim {fullest['head_dim']}, {fullest['arch']}, "
             f"{fullest['launched_bytes'] / 1024:g} of {fullest['limit_bytes'] // 1024} KiB",
@@ -518,18 +539,24 @@ def _scores(scores: list[Row], sets: list[Row]) -> list[Outcome]:
     largest = max(row["limit_bytes"] for row in sets)
     longest = math.isqrt(largest // 4)
     fitting = [row["seqlen"] for row in scores if row["scores_bytes"] <= largest]
+    found = []
+    if len(scores) > 1:
+        found.append(
+            Outcome(
+                f"bytes of the forward's launch, head_dim {HEAD_DIM}, "
+                f"N {scores[0]['seqlen']} to {scores[-1]['seqlen']}",
+                "the same for every N (predicted)",
+                " and ".join(f"{size / 1024:g} KiB" for size in sorted(launched)),
+                len(launched) == 1,
+            )
+        )
     return [
-        Outcome(
-            f"bytes of the forward's launch, N {scores[0]['seqlen']} to {scores[-1]['seqlen']}",
-            "the same for every N",
-            " and ".join(f"{size / 1024:g} KiB" for size in sorted(launched)),
-            len(launched) == 1,
-        ),
+        *found,
         Outcome(
             f"lengths whose N x N scores, one head in float32, fit in {largest // 1024} KiB",
-            f"up to N = {longest}",
-            f"{', '.join(map(str, fitting))} of {len(scores)}; N = {scores[-1]['seqlen']} takes "
-            f"{scores[-1]['scores_bytes'] / largest:.0f} times as much",
+            f"those up to N = {longest} (computed)",
+            f"{len(fitting)} of {len(scores)} lengths: N = {', '.join(map(str, fitting)) or 'none'}; "
+            f"N = {scores[-1]['seqlen']} takes {scores[-1]['scores_bytes'] / largest:.3g} times as much as there is",
             fitting == [row["seqlen"] for row in scores if row["seqlen"] <= longest],
         ),
     ]
@@ -559,5 +586,5 @@ EXPERIMENT = Experiment(
         "head_dims": [64],
         "lengths": [64, 256, 1024],
     },
-    figure_size=(15.0, 9.5),
+    figure_size=(11.0, 14.0),
 )
