@@ -8,7 +8,7 @@ The float16 kernel runs in the simulator on the models of V100, A100 and H100 (`
 A100's, B200 has H100's), and on `exact`: one rounding to nearest per instruction. The model is chosen apart from the
 architecture: the kernel is compiled for sm_80, and its m16n8k16 instructions are four sums on a V100's model, two on
 an A100's, one on an H100's. A V100 has no such instruction; its numbers say what its arithmetic would do. No GPU
-computes anything here: what is measured is the kernel on models of GPUs, and the models' rules are those of the sources.
+computes anything here: what is measured is the kernel on models, whose rules are those of the sources.
 
 - Dot products. With one key, the row's maximum is q k^T as the tensor cores sum it. A bias of minus the correctly
   rounded product leaves the difference of the two, which float32 holds exactly. head_dim ends at 256: longer sums are
@@ -423,8 +423,8 @@ def dot_product_outcomes(rows: list[Row]) -> list[Outcome]:
         ),
         Outcome(
             f"kernel, dot products of {MMA_K}, normal: unlike a float32 sum in order (models of {models})",
-            "42 to 63 % (computed from results of GPUs that MATLAB-tensor-core publishes, on other inputs), 5 percentage "
-            "points more either way",
+            "42 to 63 % (computed from results of GPUs that MATLAB-tensor-core publishes, on other inputs), "
+            "5 percentage points more either way",
             ", ".join(f"{100 * share:.0f} %" for share in shares.values()),
             all(0.37 <= share <= 0.68 for share in shares.values()),
         ),

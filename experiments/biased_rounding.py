@@ -5,17 +5,19 @@ scores tie for a row's maximum, both weights are exactly 1, and the sum of two v
 two others half of the time; the small weights of other keys then always push it to the same side. With values of one
 sign the error of out has a sign, and so has that of delta = rowsum(dout * out), step after step.
 
-They round P V to bfloat16 before it is divided by the row sum. That is emulated in NumPy, as are their cure (a maximum
-that is moved by beta, so that no weight is 1) and stochastic rounding. The kernel keeps P V in float32, divides, and
-rounds once. The small weights break its ties, too: (v1 + v2 + tail) / (2 + their sum) lies nearer to 0 than the tie
-where the tail's values cancel, and to either side of it, by chance, where they are like v1 and v2. The kernel runs in
-the simulator, and so does the backward, which is given either out. Keys have a coordinate 1 that no query uses, so that
-dq has there the row sum of dS, which is minus the error of delta: a meter of the bias that needs no reference.
+They round P V to bfloat16 before it is divided by the row sum. That is emulated in NumPy, as are their cure (weights
+are taken relative to beta times the row's maximum, beta = 2 or 7, so that none is 1) and stochastic rounding. The
+kernel keeps P V in float32, divides, and rounds once. The small weights break its ties, too: (v1 + v2 + tail) / (2 + their
+sum) lies nearer to 0 than the tie where the tail's values cancel, and to either side of it, by chance, where they are
+like v1 and v2. The kernel runs in the simulator, and so does the backward, which is given either out. Keys have a
+coordinate 1 that no query uses, so that dq has there the row sum of dS, which is minus the error of delta: a meter of
+the bias that needs no reference.
 
 A row: 2 or 4 keys of the largest score (or two whose weights are 1 and 0.64), and a tail, 8 keys of weight 1e-4; values
 -U(2, 4), those of the tail of the same or of either sign; dout -U(0.5, 1.5). Eight rows share a tile of 128 keys, 16
-each, by a mask. Means and standard errors are over rows; a row's number is the mean of its 64 columns, or a sum over
-them. With beta the weights are rounded, too, each row's by another amount: its means have more noise.
+each, by a mask. Means and standard errors are over rows, z is a mean over its standard error; a row's number is the
+mean of its 64 columns, or a sum over them. With beta the weights are rounded, too, each row's by another amount: its
+means have more noise. Expected means come from another NumPy emulation of the same roundings, the kernel's included.
 """
 
 from __future__ import annotations
@@ -224,6 +226,11 @@ def draw_quantity(axes, rows: list[Row], names: list[str], quantity: str, unit: 
     axes.axvline(0, color="black", linewidth=1)
 
 
+def label_of(name: str) -> str:
+    """In the figure; short for cures."""
+    return name.replace(f"{TIED.name}: ", "2 tied, one sign; ").replace("; beta", "; max times beta")
+
+
 def draw(figure, rows: list[Row]) -> None:
     """Errors of out and of delta by case; the row sums of dS beside the latter."""
     names = [case.name for case in CASES] + [f"{TIED.name}: {cure}" for cure in CURES]
@@ -240,11 +247,11 @@ def draw(figure, rows: list[Row]) -> None:
         edgecolors="black",
         label="minus the row sum of dS, by the backward kernels",
     )
-    left.set_yticks(range(len(names)), [name.replace(f"{TIED.name}: ", "2 tied, one sign; ") for name in names])
+    left.set_yticks(range(len(names)), [label_of(name) for name in names])
     left.set_ylim(len(names) - 0.5, -0.5)
     left.axhline(len(CASES) - 0.5, color=record.EXTRA, linewidth=1)
     right.axhline(len(CASES) - 0.5, color=record.EXTRA, linewidth=1)
-    left.set_xlabel("mean error of out, in ulp of bfloat16 ($2^{-6}$)")
+    left.set_xlabel("mean error of out, in ulp of bfloat16 ($2^{-6}$)\n(z: mean / its standard error)")
     right.set_xlabel("mean error of delta = rowsum(dout * out)")
     handles, labels = right.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda index: labels[index].startswith("minus"))  # methods first
@@ -255,7 +262,7 @@ def draw(figure, rows: list[Row]) -> None:
 
 # Outcomes
 
-BIASES = {  # mean errors computed elsewhere by the same formulas, but for one that follows from another; 0: no bias
+BIASES = {  # mean errors of another emulation, but for one that follows from another; 0: no bias
     (CASES[0].name, ROUNDED, "PV"): 0.0,
     (CASES[1].name, ROUNDED, "PV"): -5.4e-3,
     (CASES[2].name, ROUNDED, "PV"): -5.4e-3,
@@ -291,8 +298,10 @@ def bias_outcomes(rows: list[Row]) -> list[Outcome]:
         result.append(
             Outcome(
                 f"{case}: mean error of {quantity}, {method}",
-                f"{expected:.2g} within {100 * tolerance:.0f} %, |z| > 20" if expected else "0: |z| < 4",
-                f"{mean:.2g}, z {z:.0f}",
+                f"{expected:.2g} (emulated) within {100 * tolerance:.0f} %, over 20 standard errors"
+                if expected
+                else "0 (emulated) within 4 standard errors",
+                f"{mean:.2g}, {z:.0f} standard errors",
                 bool(holds),
             )
         )
@@ -306,11 +315,12 @@ def cure_outcomes(rows: list[Row]) -> list[Outcome]:
         bias = chosen(rows, TIED.name, ROUNDED, quantity)["mean"]
         for cure in CURES:
             found = chosen(rows, f"{TIED.name}: {cure}", ROUNDED, quantity)
+            source = "predicted" if cure == "stochastic rounding" else "published: Qiu and Yao's cure"
             left, noise = found["mean"] / bias, abs(3 * found["sd"] / np.sqrt(found["rows"]) / bias)
             result.append(
                 Outcome(
                     f"{TIED.name}, {cure}: mean error of {quantity} in units of that without",
-                    "0, within 0.05 and three standard errors",
+                    f"0 ({source}) within 0.05 and three standard errors",
                     f"{left:.3f} +- {noise:.3f}",
                     bool(abs(left) <= 0.05 + noise),
                     STOCHASTIC_NOTE if (quantity, cure) == ("out", "stochastic rounding") else "",
@@ -329,7 +339,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
     return [
         Outcome(
             f"{EXAMPLE} in bfloat16: its error",
-            "-0.0147595 (Qiu and Yao: it becomes -4.71875)",
+            "-0.0147595 (published, Qiu and Yao: it becomes -4.71875)",
             f"{example:.6g}",
             f"{example:.6g}" == "-0.0147595",
         ),
@@ -343,7 +353,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
         *cure_outcomes(rows),
         Outcome(
             "mean row sum of dS, all cases, both outs: off minus the mean error of delta by",
-            f"at most 2 % of the largest bias, {0.02 * largest:.2g}",
+            f"0 (predicted) within 2 % of the largest bias, {0.02 * largest:.2g}",
             f"{off:.1e} at most",
             off <= 0.02 * largest,
         ),
@@ -355,7 +365,8 @@ EXPERIMENT = Experiment(
     "and Yao 2025); one rounding of out at the end has no bias where all values have one sign, but the opposite one "
     "where those of the tail have either; row sums of dS show both",
     caption="Mean errors where scores tie: rounding P V before dividing (red) pushes out one way; one rounding at the "
-    "end (the kernel, blue) pushes the other way, and only where the small weights' values have either sign.",
+    "end (the kernel, blue) pushes the other way, and only where the tail, values of small weight, has either sign. "
+    "Below the line: cures, emulated; with beta, weights are relative to beta times the maximum.",
     measure=measure,
     draw=draw,
     outcomes=outcomes,

@@ -12,9 +12,9 @@ All keys, but a sample of the queries, the same ones for every method. Half of t
 which are 8 % of all and have most of the squared error; the mean is weighted accordingly. Inputs, sample and signs of
 one seed each begin the same stream of random numbers anew; they share numbers, but not what is done with them.
 
-By kernels in the simulator, tensor cores in its default model (float32, `mma="fp32"`): the FP16 rows. The baseline is the naive kernels (S and P stored in float16, softmax in
-float32); FlashAttention-2 and 3, which differ in schedule and not in arithmetic, are the tiled kernel with 64 and 128
-keys a tile.
+By kernels in the simulator, on its default model of tensor cores (float32, `mma="fp32"`): the FP16 rows. The baseline
+is the naive kernels (S and P stored in float16, softmax in float32); FlashAttention-2 and 3, which differ in schedule
+and not in arithmetic, are the tiled kernel with 64 and 128 keys a tile.
 
 Emulated in NumPy (emulation.py): the FP8 rows, for no kernel here has e4m3. Sums are float32; those of an H100 keep 13
 bits (`accumulators`), which is left out.
@@ -236,8 +236,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
             rows,
             "FP16",
             1.7,
-            "most of the error is that of rounding the inputs, the same for both, and a few queries have most of it; the "
-            "attention's own errors differ more, as the next line says",
+            "most of the error is that of rounding the inputs, the same for both, and a few queries have most of it; "
+            "the attention's own errors differ more, as the next line says",
         ),
         Outcome(
             "FP16 on the rounded inputs: the attention's own error, baseline over FlashAttention-3 (kernels)",

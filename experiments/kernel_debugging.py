@@ -284,7 +284,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
     judged = [
         Outcome(
             f"wavefronts of a warp that reads a column, {define}",
-            f"{expected}: {why}",
+            f"{expected} (computed: {why})",
             f"{turns[define]:g}",
             turns[define] == expected,
         )
@@ -294,8 +294,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
         )
     ]
     for define, expected, said in (
-        (one, racing, "both lines that write a tile with the one that reads it"),
-        (two, set(), "none"),
+        (one, racing, "both lines that write a tile with the one that reads it (predicted)"),
+        (two, set(), "none (predicted)"),
     ):
         found = {
             (row["line"], row["other_line"]) for row in rows if (row["variant"], row["what"]) == (define, "shared race")
@@ -315,7 +315,7 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
     judged.append(
         Outcome(
             f"wrong elements, {one}",
-            "none in lockstep; some in every random order",
+            "none in lockstep; some in every random order (predicted)",
             f"{wrong[one, False][0]} in lockstep; {least:,} to {most:,} of {PRODUCT_SIZE**2:,} in "
             f"{len(wrong[one, True])} random orders",
             wrong[one, False] == [0] and least > 0,
@@ -323,7 +323,12 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
     )
     all_of_two = wrong[two, False] + wrong[two, True]
     judged.append(
-        Outcome(f"wrong elements, {two}", "none in any order", f"at most {max(all_of_two)}", not any(all_of_two))
+        Outcome(
+            f"wrong elements, {two}",
+            "none in any order (predicted)",
+            f"up to {max(all_of_two):,}" if any(all_of_two) else f"none in {len(all_of_two)} orders",
+            not any(all_of_two),
+        )
     )
     return judged
 
