@@ -7,11 +7,11 @@ sign the error of out has a sign, and so has that of delta = rowsum(dout * out),
 
 They round P V to bfloat16 before it is divided by the row sum. That is emulated in NumPy, as are their cure (weights
 are taken relative to beta times the row's maximum, beta = 2 or 7, so that none is 1) and stochastic rounding. The
-kernel keeps P V in float32, divides, and rounds once. The small weights break its ties, too: (v1 + v2 + tail) / (2 + their
-sum) lies nearer to 0 than the tie where the tail's values cancel, and to either side of it, by chance, where they are
-like v1 and v2. The kernel runs in the simulator, and so does the backward, which is given either out. Keys have a
-coordinate 1 that no query uses, so that dq has there the row sum of dS, which is minus the error of delta: a meter of
-the bias that needs no reference.
+kernel keeps P V in float32, divides, and rounds once. The small weights break its ties, too: (v1 + v2 + tail) / (2 +
+their sum) lies nearer to 0 than the tie where the tail's values cancel, and to either side of it, by chance, where
+they are like v1 and v2. The kernel runs in the simulator, and so does the backward, which is given either out. Keys
+have a coordinate 1 that no query uses, so that dq has there the row sum of dS, which is minus the error of delta: a
+meter of the bias that needs no reference.
 
 A row: 2 or 4 keys of the largest score (or two whose weights are 1 and 0.64), and a tail, 8 keys of weight 1e-4; values
 -U(2, 4), those of the tail of the same or of either sign; dout -U(0.5, 1.5). Eight rows share a tile of 128 keys, 16
