@@ -225,7 +225,7 @@ def draw(figure, rows: list[Row]) -> None:
     """A column of three panels for each dtype."""
     dtypes = dtypes_of(rows)
     seqlen = next((seqlen_of(row) for row in rows if row["head_dim"] != HEAD_DIM), seqlen_of(rows[0]))
-    panels = figure.subplots(3, len(dtypes), height_ratios=(1, 1, 1.4))
+    panels = figure.subplots(3, len(dtypes), height_ratios=(1, 1, 1.4), squeeze=False)
     for column, dtype in zip(panels.T, dtypes, strict=True):
         own = [row for row in rows if row["dtype"] == dtype]
         draw_sweep(column[0], [row for row in own if row["head_dim"] == HEAD_DIM], seqlen_of)
@@ -276,11 +276,20 @@ def draw_families(axes, rows: list[Row]) -> None:
             largest[place] = np.nanmax([largest[place], row["largest"]])
     axes.imshow(np.log10(np.maximum(largest, 1e-4)), vmin=-4, vmax=0, cmap="Blues", aspect="auto")
     for (i, j), value in np.ndenumerate(largest):
-        text = "no bound" if math.isnan(value) else f"{value:.2g}" if value < 0.095 else f"{value:.2f}"
-        axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if value > 0.1 else "black")
+        text, size = shown(value), 7 if math.isnan(value) else 9
+        axes.text(j, i, text, ha="center", va="center", fontsize=size, color="white" if value > 0.1 else "black")
     axes.set_xticks(range(len(results)), results)
-    axes.set_yticks(range(len(FAMILIES)), FAMILIES, fontsize=8)
+    axes.set_yticks(range(len(FAMILIES)), FAMILIES, fontsize=9)
     axes.grid(visible=False)
+
+
+def shown(ratio: float) -> str:
+    """With two digits, down to a thousandth."""
+    if math.isnan(ratio):
+        return "no bound"
+    if ratio < 1e-3:
+        return "<0.001" if ratio else "0"
+    return f"{ratio:.2g}" if ratio < 0.095 else f"{ratio:.2f}"
 
 
 def worst(rows: list[Row]) -> Row:

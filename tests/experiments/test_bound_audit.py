@@ -33,6 +33,11 @@ def test_quick(tmp_path):
     assert all(outcome.note for outcome in outcomes if not outcome.holds)
     next(row for row in rows if row["dtype"] == "float32")["largest"] = 1.01
     assert not bound_audit.outcomes(rows)[1].holds
+    of_one = bound_audit.outcomes([row for row in rows if row["dtype"] == "float32"])
+    assert [outcome.what for outcome in of_one] == [
+        "float32: largest error / bound",
+        "float32, out: largest error / bound",
+    ]
 
 
 def test_the_largest_ratio_is_found():

@@ -22,7 +22,15 @@ def test_small(tmp_path):
     assert all(outcome.note for outcome in stability.outcomes(rows))
 
     wrong = [{**row, "max_error": row["max_error"] * (3 if row["method"] == stability.KERNEL else 1)} for row in rows]
-    assert stability.outcomes(rows)[3].holds and not stability.outcomes(wrong)[3].holds
+    assert stability.outcomes(rows)[2].what.startswith("kernel, float32 state, over")
+    assert stability.outcomes(rows)[2].holds and not stability.outcomes(wrong)[2].holds
+
+    # One length has no growth, one tile no other to be compared with.
+    one = [row for row in rows if row["seqlen"] == 256 and row["keys_per_tile"] in (None, 64)]
+    assert [outcome.what.split(",")[0] for outcome in stability.outcomes(one)] == [
+        "bfloat16 state (emulated) over the standard method",
+        "kernel",
+    ]
 
 
 def kept_in_bfloat16(q, k, v, tile, normalise):
