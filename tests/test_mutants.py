@@ -16,7 +16,7 @@ def test_the_battery_finds_no_fault_in_the_kernels(number):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_planted_fault_is_caught(fault, monkeypatch, tmp_path):
     monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path))
-    outcome, why = judge(fault.mutant())
+    outcome, why = judge(fault.mutant(), about=fault.about)
     assert outcome == CAUGHT, why
 
 

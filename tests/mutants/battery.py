@@ -28,16 +28,16 @@ CASES: list[Case] = [case for cases in itertools.zip_longest(*FAMILIES) for case
 
 
 def first_failure(
-    original_sources: Mapping[Case, tuple[str, ...]], tick: Callable[[], None] = lambda: None
+    original_sources: Mapping[Case, tuple[str, ...]], tick: Callable[[], None] = lambda: None, about: str = ""
 ) -> str | None:
     """What catches the kernels as they are now; ``original_sources`` holds each case's without the fault.
 
-    ``tick`` is called before each case.
+    ``tick`` is called before each case; those with ``about`` in what they are come first.
 
     Raises CompileError where they do not compile, and Unchanged where no case's PTX differs.
     """
     unchanged = True
-    for number, case in enumerate(CASES):
+    for number, case in sorted(enumerate(CASES), key=lambda numbered: about not in repr(numbered[1])):
         sources = case.sources()
         if sources == original_sources[case]:
             continue

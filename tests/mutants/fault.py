@@ -8,12 +8,16 @@ from tests.mutants.generate import Mutant
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, the one place of a file where it is planted, and what stands there then."""
+    """What is wrong, the one place of a file where it is planted, and what stands there then.
+
+    ``about`` is a word of cases that know it, an option or what is asked; the battery begins with these.
+    """
 
     what: str
     file: str
     right: str
     wrong: str
+    about: str = ""
 
     def mutant(self) -> Mutant:
         """Raises ValueError where the source no longer has the text, or has it more than once."""

@@ -9,6 +9,7 @@ FORWARD = [
         "softmax.cuh",
         "alpha[m][half] = exponential(old_max - new_max);",
         "alpha[m][half] = 1.0f;",
+        about="values='rising'",
     ),
     Fault("the sum is not rescaled", "flash_fwd.cu", "softmax.row_sum[m][half] *= alpha[m][half];", ""),
     Fault(
@@ -22,6 +23,7 @@ FORWARD = [
         "ptx.cuh",
         '"mul.rn.f32 %0, %1, %2;"',
         '"mul.rn.ftz.f32 %0, %1, %2;"',
+        about="independent_of_rescaling",
     ),
     Fault("a lane's maximum is not shared", "softmax.cuh", "__shfl_xor_sync(FULL_WARP, tile_max, 2)", "tile_max"),
     Fault(
@@ -32,7 +34,9 @@ FORWARD = [
     ),
     Fault("a minimum instead of the maximum", "softmax.cuh", "fmaxf(old_max, tile_max", "fminf(old_max, tile_max"),
     Fault("lse in base 2", "softmax.cuh", "+ lg2_approx(row_sum[m][half])) * LN2", "+ lg2_approx(row_sum[m][half]))"),
-    Fault("a row without keys divides by 0", "softmax.cuh", "== NO_KEY ? 0.0f :", "== 1.0f ? 0.0f :"),
+    Fault(
+        "a row without keys divides by 0", "softmax.cuh", "== NO_KEY ? 0.0f :", "== 1.0f ? 0.0f :", about="seqlen_k=0"
+    ),
     Fault(
         "weights of one row in the place of another's",
         "softmax.cuh",
@@ -46,7 +50,7 @@ FORWARD = [
         "{weight[2 * side + 1], weight[2 * side]});",
     ),
     Fault("weights and results are truncated", "ptx.cuh", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),
-    Fault("bfloat16 is truncated", "ptx.cuh", "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32"),
+    Fault("bfloat16 is truncated", "ptx.cuh", "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32", about="unbiased"),
     Fault(
         "a value fragment is not transposed",
         "ptx.cuh",
@@ -79,12 +83,14 @@ FORWARD = [
         "block_range.cuh",
         "ceil_div(seen_by_any, BLOCK_N)",
         "ceil_div(sequence.seqlen_k, BLOCK_N)",
+        about="no_more_work",
     ),
     Fault(
         "a bank conflict in every load",
         "tile.cuh",
         "(chunk % CHUNKS_PER_LINE ^ row % 8)",
         "(chunk % CHUNKS_PER_LINE ^ row % 2)",
+        about="no_more_work",
     ),
     Fault("a copy is not part of its group", "tile.cuh", "cp_async_commit_group();", ""),
     Fault(
@@ -95,30 +101,35 @@ FORWARD = [
         "flash_fwd.cu",
         "__syncthreads();   // the key tile has landed, and every warp is done with the last value tile",
         "",
+        about="in_any_order",
     ),
     Fault(
         "the next key tile overwrites the one in use",
         "flash_fwd.cu",
         "__syncthreads();   // the value tile has landed, and every warp is done with the key tile",
         "",
+        about="in_any_order",
     ),
     Fault(
         "a lane reads what another has yet to write",
         "flash_fwd.cu",
         "__syncwarp();   // a warp stores",
         "// a warp stores",
+        about="waits_in_the_epilogue",
     ),
     Fault(
         "query copies may land on results",
         "flash_fwd.cu",
         "cp_async_wait_group<0>();\n    __syncthreads();   // every warp is done with the query tile",
         "__syncthreads();   // every warp is done with the query tile",
+        about="waits_in_the_epilogue",
     ),
     Fault(
         "values are cleaned while others look for NaN",
         "flash_fwd.cu",
         "__syncthreads();   // every warp has seen the values",
         "",
+        about="nonfinite_in_any_order",
     ),
     Fault("NaN passes through a weight of 0", "flash_fwd.cu", "remove_nonfinite<ELEMENT>(value_loader);", ""),
     Fault(
@@ -206,6 +217,7 @@ BACKWARD = [
         "flash_bwd_dq.cu",
         "__syncthreads();   // every warp is done with the only stage",
         "",
+        about="in_any_order",
     ),
     Fault(
         "copies may land on gradients",
@@ -258,6 +270,7 @@ FMA = [
         "flash_fwd_fma.cu",
         "int n = 1; n < THREAD_COLUMNS",
         "int n = 2; n < THREAD_COLUMNS",
+        about="maximum",
     ),
     Fault(
         "a value tile overwrites the keys in use",
@@ -274,7 +287,7 @@ FMA = [
         "__hiloint2double(bits.y, bits.x)",
         "__hiloint2double(bits.x, bits.y)",
     ),
-    Fault("keys that do not exist have weight", "mask_fma.cuh", "column < num_keys", "true"),
+    Fault("keys that do not exist have weight", "mask_fma.cuh", "column < num_keys", "true", about="float32"),
     Fault(
         "every row of a thread has the first one's mask",
         "mask_fma.cuh",
@@ -316,6 +329,7 @@ FMA = [
         "numerics.cuh",
         "float& total, float part) { total += part; }",
         "float& total, float part) { total = part; }",
+        about="accumulate='two-level'",
     ),
 ]
 

@@ -8,12 +8,12 @@ from tests.mutants import battery, generate
 CAUGHT, EQUIVALENT, SURVIVED, NOT_COMPILED, UNCHANGED = "caught", "equivalent", "SURVIVED", "not compiled", "unchanged"
 
 
-def judge(mutant: generate.Mutant, tick=lambda: None) -> tuple[str, str]:
-    """(outcome, why); ``tick`` is called before each case of the battery."""
+def judge(mutant: generate.Mutant, tick=lambda: None, about: str = "") -> tuple[str, str]:
+    """(outcome, why); ``tick`` is called before each case of the battery, which begins with those ``about`` it."""
     original_sources()
     with generate.planted(mutant.file, mutant.applied()):
         try:
-            failure = battery.first_failure(original_sources(), tick)
+            failure = battery.first_failure(original_sources(), tick, about)
         except ptxsim.CompileError as error:
             return NOT_COMPILED, str(error).splitlines()[0]
         except battery.Unchanged:
