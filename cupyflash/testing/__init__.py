@@ -46,6 +46,7 @@ except ImportError as error:
     raise ImportError('cupyflash.testing needs hypothesis >= 6.100: pip install "cupyflash[testing]"') from error
 
 from cupyflash import bounds
+from cupyflash.testing.adapt import LAYOUTS, NotApplicable, adapt, adapt_vjp
 from cupyflash.testing.assertions import (
     assert_attention_within_bound,
     assert_gradients_within_bound,
@@ -130,6 +131,7 @@ from cupyflash.testing.problems import (
     leading_dims,
     seqlens,
 )
+from cupyflash.testing.report import FAILED, LEFT_OUT, PASSED, ROUNDED, VERDICTS, Finding, Report, report
 from cupyflash.testing.values import (
     DOUT_FAMILIES,
     EXACT_SCALE,
@@ -144,27 +146,38 @@ __all__ = [
     "BIAS_FAMILIES",
     "DOUT_FAMILIES",
     "EXACT_SCALE",
+    "FAILED",
     "FAMILIES",
     "FORWARD_CHECKS",
     "HEAD_FORMS",
+    "LAYOUTS",
+    "LEFT_OUT",
     "LENGTH_FAMILIES",
     "MASK_EXPRESSIONS",
     "MASK_FAMILIES",
     "OPERAND_TYPES",
     "OUT_VIEWS",
     "PAIR_FORMS",
+    "PASSED",
+    "ROUNDED",
     "SCALES",
     "SCORE_EXPRESSIONS",
     "SINK_FAMILIES",
     "SLOPE_FAMILIES",
     "VARIANTS",
+    "VERDICTS",
     "VIEWS",
     "VJP_CHECKS",
     "AttentionBackwardProblem",
     "AttentionProblem",
+    "Finding",
     "Lengths",
+    "NotApplicable",
     "Operand",
+    "Report",
     "Variants",
+    "adapt",
+    "adapt_vjp",
     "assert_attention_within_bound",
     "assert_gradients_within_bound",
     "assert_same_bits",
@@ -218,6 +231,7 @@ __all__ = [
     "hostile_values",
     "laid_out",
     "leading_dims",
+    "report",
     "seqlens",
     "spread_out",
     "strided_arrays",

@@ -88,6 +88,7 @@ def assert_gradients_within_bound(gradients, dout, q, k, v, out, lse, *, bound=b
         if values is None:
             assert gradient is None, f"{name}: {gradient!r}, expected None"
             continue
+        assert gradient is not None, f"{name}: None, expected an array of shape {values.shape}"
 
         def terms(name=name):
             of_all = bounds.attention_backward_terms(dout, q, k, v, out, lse, **options)

@@ -149,15 +149,19 @@ def leading_dims(draw, max_count=8):
 
     The result's have at most about ``max_count`` elements.
     """
-    num_dims = draw(st.integers(0, 3))
+    num_dims = draw(st.sampled_from([0, 2, 1, 2, 3, 2]))
     if num_dims == 0:
         return (), (), ()
-    num_kv_heads = draw(st.integers(1, 3))
-    group = draw(st.sampled_from([1, 1, 2, 3])) if num_dims > 1 else 1
-    batch = tuple(draw(st.sampled_from([1, 2, 2, 3, 0])) for _ in range(num_dims - 1))
+    num_kv_heads = draw(st.sampled_from([1, 2, 3, 2]))
+    group = draw(st.sampled_from([1, 2, 3, 2, 1])) if num_dims > 1 else 1
+    batch = tuple(draw(st.sampled_from([1, 2, 3, 2, 1, 0])) for _ in range(num_dims - 1))
     while math.prod(batch) * num_kv_heads * group > max_count:
-        batch = tuple(1 if n == max(batch) else n for n in batch) if max(batch) > 1 else batch
-        group, num_kv_heads = (1, num_kv_heads) if group > 1 else (1, min(num_kv_heads, max_count))
+        if max(batch, default=1) > 1:
+            batch = tuple(1 if n == max(batch) else n for n in batch)
+        elif group > 1:
+            group -= 1
+        else:
+            num_kv_heads = min(num_kv_heads, max_count)
     full_kv = (*batch, num_kv_heads)
     leading_q = (*batch, num_kv_heads * group)
     leading_k, leading_v = (_broadcast(draw, full_kv) for _ in range(2))
@@ -167,6 +171,25 @@ def leading_dims(draw, max_count=8):
     if max(len(leading_q), len(leading_k), len(leading_v)) < 2:
         return leading_q, leading_q[:0], leading_q[:0]
     return leading_q, leading_k, leading_v
+
+
+@st.composite
+def same_heads(draw, num_dims, *, grouped=True, empty=True):
+    """Leading dimensions of q, k, v, always ``num_dims`` of them: batch dimensions that are equal, and heads, of q
+    several to one of k and v where they are ``grouped``.
+
+    >>> from hypothesis import find
+    >>> find(same_heads(2), lambda leading: leading[0] != leading[1])
+    ((1, 2), (1, 1), (1, 1))
+    """
+    if num_dims == 0:
+        return (), (), ()
+    sizes = [1, 2, 3, 0] if empty else [1, 2, 3]
+    batch = tuple(draw(st.sampled_from(sizes)) for _ in range(num_dims - 1))
+    num_kv_heads = draw(st.integers(1, 3))
+    group = draw(st.sampled_from([1, 1, 2, 3])) if grouped and num_dims > 1 else 1
+    leading_k = (*batch, num_kv_heads)
+    return (*batch, num_kv_heads * group), leading_k, leading_k
 
 
 def _broadcast(draw, dims):

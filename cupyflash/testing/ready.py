@@ -2,44 +2,43 @@
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, currently_in_test_context, given, reject, settings
 from hypothesis.strategies import SearchStrategy
 
 from cupyflash import bounds
+from cupyflash.testing.adapt import NotApplicable, adapted, adapted_vjp
 from cupyflash.testing.assertions import assert_same_bits, assert_within_bound
 from cupyflash.testing.backward_problems import AttentionBackwardProblem, attention_backward_problems
 from cupyflash.testing.problems import AttentionProblem, attention_problems
 from cupyflash.testing.reproducible import pasteable
 
+_HOPELESS = 60  # problems in a row that a function is not for: it is for none
+
 
 def ready_check(problems: Callable[[], SearchStrategy]):
     """Makes ``check(fn, problem, **options)`` take a strategy, too, or nothing: all problems it draws are checked.
 
-    What goes wrong, be it in ``fn``, is told with the call that repeats it.
+    ``fn`` is adapted, unless it is. What goes wrong, be it in ``fn``, is told with the call that repeats it, and
+    NotApplicable is raised where all that is asked is what ``fn`` is not for.
     """
-    kind = AttentionProblem if problems is attention_problems else AttentionBackwardProblem
+    is_forward = problems is attention_problems
+    kind, as_adapted = (AttentionProblem, adapted) if is_forward else (AttentionBackwardProblem, adapted_vjp)
 
     def decorator(check):
-        @functools.wraps(check)
-        def ready(fn, problem=None, **options):
-            problem = problems() if problem is None else problem
-            if isinstance(problem, SearchStrategy):
-
-                @settings(deadline=None)
-                @given(problem)
-                def every_problem(problem):
-                    ready(fn, problem, **options)
-
-                return every_problem()
+        def one(fn, problem, **options):
             if not isinstance(problem, kind):
                 raise TypeError(f"{check.__name__}: one {kind.__name__} or a strategy of them, not {problem!r}")
             try:
                 check(fn, problem, **options)
+            except NotApplicable:
+                raise
             except AssertionError as error:
                 idea = " ".join(check.__doc__.split("\n\n")[0].split())
                 about = f"{check.__name__.removeprefix('check_').replace('_', ' ')}: {idea}"
@@ -49,6 +48,23 @@ def ready_check(problems: Callable[[], SearchStrategy]):
                 error.__notes__ = [*getattr(error, "__notes__", ()), _to_repeat(check, problem, options)]
                 raise
 
+        def applied(fn, problem=None, **options):
+            fn = as_adapted(fn)
+            problem = fn.problems() if problem is None else problem
+            if isinstance(problem, SearchStrategy):
+                return over_problems(lambda problem: one(fn, problem, **options), problem)
+            return one(fn, problem, **options)
+
+        @functools.wraps(check)
+        def ready(fn, problem=None, **options):
+            try:
+                applied(fn, problem, **options)
+            except NotApplicable:
+                if currently_in_test_context():
+                    reject()  # of the test's own problems
+                raise
+
+        ready.applied, ready.one = applied, one
         return ready
 
     return decorator
@@ -70,12 +86,57 @@ def _to_repeat(check, problem, options):
     return f"to repeat, with {names}: {call})"
 
 
+def over_problems(one, strategy, *, seed=None, **more_settings):
+    """``one`` of each problem that the strategy draws, but for those that the function is not for.
+
+    How many it was for; where it was for none, NotApplicable says why.
+    """
+    why, applied = Counter(), 0
+    healthy = [*settings.default.suppress_health_check, HealthCheck.filter_too_much, HealthCheck.too_slow]
+
+    @settings(**{"deadline": None, "suppress_health_check": healthy, **more_settings})
+    @given(strategy)
+    def every_problem(problem):
+        nonlocal applied
+        if not applied and why.total() >= _HOPELESS:
+            return
+        try:
+            one(problem)
+        except NotApplicable as reason:
+            why[str(reason)] += 1
+            if why.total() < _HOPELESS or applied:
+                reject()
+            return
+        except BaseException:
+            applied += 1
+            raise
+        applied += 1
+
+    (every_problem if seed is None else hypothesis.seed(seed)(every_problem))()
+    if not applied:
+        raise NotApplicable(why.most_common(1)[0][0])
+    return applied
+
+
 def run_all(checks, fn, problem, bitwise, bound):
-    """Each check with the options that it takes; ``bitwise=True`` leaves each its default."""
+    """Each check with the options that it takes; ``bitwise=True`` leaves each its default.
+
+    The names of those that did not apply, and why.
+    """
     options = {"bound": bound} if bitwise else {"bound": bound, "bitwise": False}
+    left_out = {}
     for check in checks:
-        taken = inspect.signature(check).parameters
-        check(fn, problem, **{name: value for name, value in options.items() if name in taken})
+        try:
+            check.applied(fn, problem, **taken_by(check, options))
+        except NotApplicable as reason:
+            left_out[check.__name__] = str(reason)
+    return left_out
+
+
+def taken_by(check, options):
+    """Those of the options that the check has."""
+    parameters = inspect.signature(check).parameters
+    return {name: value for name, value in options.items() if name in parameters}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ FAMILIES = [
     "rising to tiny values",
     "one sign",
     "rising",
+    "jumping",
     "cancelling",
     "underflowing weights",
     "huge values",
@@ -61,6 +62,8 @@ def family(name, rng, shapes, dtype):
         q, k = np.abs(q), np.abs(k) * (0.1 + key_idx * 3 / max(seqlen_k, 1))
         if name == "rising to tiny values":
             v = v * 20 * float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    elif name == "jumping":  # every 16 keys the scores rise so far that what was summed before no longer counts
+        q, k = 1 + 0.1 * q, (0.3 * k + 12 * (key_idx // 16)) / math.sqrt(head_dim)
     elif name == "cancelling":
         sign = np.where(key_idx % 2, -1, 1)
         k, v = k[..., key_idx[:, 0] // 2, :], sign * v[..., key_idx[:, 0] // 2, :]

@@ -1,0 +1,156 @@
+"""Every check of a function, whatever comes out of the others, and what each has found."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import Phase
+from hypothesis.strategies import SearchStrategy
+
+from cupyflash.testing.adapt import Adapted, AdaptedVjp, NotApplicable, adapted
+from cupyflash.testing.gradient_checks import VJP_CHECKS
+from cupyflash.testing.invariants import FORWARD_CHECKS
+from cupyflash.testing.ready import over_problems, taken_by
+
+VERDICTS = PASSED, ROUNDED, FAILED, LEFT_OUT = "passed", "passed within bounds", "failed", "not applicable"
+_REPEAT = "to repeat, with names of cupyflash.testing"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found.
+
+    ``verdict`` is one of "passed", "passed within bounds" (not bit for bit, which was asked first), "failed" and "not
+    applicable". ``examples`` is how many problems passed, or after how many the failure was seen; ``said`` what is
+    wrong with the smallest failing problem, or why nothing was asked; ``repeat`` the call that does it again.
+    """
+
+    check: str
+    verdict: str
+    examples: int = 0
+    said: str = ""
+    repeat: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Findings in the order of the checks; ``str`` is a table of them, and all about the failures below it."""
+
+    findings: tuple[Finding, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def failures(self) -> list[Finding]:
+        """Those of checks that failed."""
+        return [x for x in self.findings if x.verdict == FAILED]
+
+    def __getitem__(self, check: str) -> Finding:
+        """The finding of a check by its name."""
+        return next(x for x in self.findings if x.check == check)
+
+    def __str__(self):
+        width = max(len(x.check) for x in self.findings)
+        lines = [f"not asked: {'; '.join(self.left_out) or 'nothing'}"]
+        for x in self.findings:
+            lines.append(f"{x.check:{width}}  {x.verdict}{_details(x)}")
+        for x in self.failures:
+            lines += ["", x.check, *(f"  {line}" for line in [*x.said.splitlines(), x.repeat])]
+        return "\n".join(lines)
+
+
+def report(
+    fn,
+    *,
+    examples: int = 100,
+    seed: int | None = None,
+    checks: Sequence[Callable] | None = None,
+    problems: SearchStrategy | None = None,
+    bound: Callable | None = None,
+) -> Report:
+    """Run every check of ``fn``, a function that :func:`adapt` or :func:`adapt_vjp` returns or takes.
+
+    Each gets ``examples`` problems, by default the function's own; the same ones in each run, or others for each
+    ``seed``. ``checks`` are FORWARD_CHECKS or, of what adapt_vjp returns, VJP_CHECKS. What is asked to hold bit for bit
+    and does not is asked again within ``bound``, which is :func:`bounds.attention` or
+    :func:`bounds.attention_backward` unless another one is given.
+
+    >>> from cupyflash import testing
+    >>> def mine(q, k, v):  # no maximum is subtracted
+    ...     weights = np.exp(q @ k.mT / np.float32(q.shape[-1] ** 0.5))
+    ...     return weights / weights.sum(axis=-1, keepdims=True) @ v
+    >>> adapted = testing.adapt(mine, ["float32"], layout="LD", views=["plain"], empty=False, nonfinite=False)
+    >>> with np.errstate(all="ignore"):
+    ...     found = report(adapted, examples=50, checks=[testing.check_within_bound, testing.check_signs])
+    >>> print(found)  # doctest: +ELLIPSIS
+    not asked: softmax_scale: not taken; causal: not taken; dimensions of 0; NaN and infinity; strides
+    check_within_bound  failed, after ... examples: out[0, 0] is nan, exact ...
+    """
+    fn = adapted(fn)
+    if checks is None:
+        checks = VJP_CHECKS if isinstance(fn, AdaptedVjp) else FORWARD_CHECKS
+    options = {} if bound is None else {"bound": bound}
+    problems = fn.problems() if problems is None else problems
+    findings = tuple(_finding(check, fn, problems, examples, seed, taken_by(check, options)) for check in checks)
+    return Report(findings, tuple(fn.left_out))
+
+
+def _finding(check, fn: Adapted, problems, examples: int, seed, options: dict[str, Any]) -> Finding:
+    finding = _tried(check, fn, problems, examples, seed, options)
+    if finding.verdict == FAILED and "bitwise" in inspect.signature(check).parameters:
+        within = _tried(check, fn, problems, examples, seed, {**options, "bitwise": False})
+        if within.verdict == FAILED:
+            return within
+        return Finding(check.__name__, ROUNDED, within.examples, finding.said, finding.repeat)
+    return finding
+
+
+def _tried(check, fn: Adapted, problems, examples: int, seed, options: dict[str, Any]) -> Finding:
+    name, tried, first = check.__name__, 0, None
+
+    def one(problem):
+        nonlocal tried, first
+        try:
+            check.one(fn, problem, **options)
+        except NotApplicable:
+            raise
+        except Exception:
+            tried += 1
+            first = first or tried
+            raise
+        tried += 1
+
+    try:
+        passed = over_problems(
+            one,
+            problems,
+            seed=seed,
+            max_examples=examples,
+            database=None,
+            derandomize=seed is None,
+            print_blob=False,
+            report_multiple_bugs=False,
+            phases=(Phase.generate, Phase.shrink),
+        )
+    except NotApplicable as reason:
+        return Finding(name, LEFT_OUT, said=str(reason))
+    except AssertionError as error:
+        said, _, repeat = str(error).rpartition("\n")
+        return Finding(name, FAILED, first, said, repeat)
+    except Exception as error:
+        notes = [x for x in getattr(error, "__notes__", ()) if x.startswith(_REPEAT)]
+        return Finding(name, FAILED, first, f"{type(error).__name__}: {error}", notes[-1] if notes else "")
+    return Finding(name, PASSED, passed)
+
+
+def _details(finding: Finding) -> str:
+    if finding.verdict == PASSED:
+        return f", {finding.examples} examples"
+    if finding.verdict == LEFT_OUT:
+        return f": {finding.said}"
+    first = finding.said.splitlines()[0] if finding.said else ""
+    if finding.verdict == ROUNDED:
+        return f", {finding.examples} examples; not bit for bit: {first}"
+    return f", after {finding.examples} examples: {first}"
