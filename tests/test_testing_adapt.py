@@ -251,6 +251,7 @@ def test_a_report_goes_on_after_failures_and_says_how_to_repeat_them():
         assert failure.examples <= 10 and failure.said in text.replace("\n  ", "\n")
         with pytest.raises(AssertionError):
             eval(failure.repeat.split(": ", 1)[1], {**vars(testing), "fn": wrong})
+        assert repr(failure.problem) in failure.repeat and np.all([x.shape for x in failure.problem.inputs()])
 
 
 def test_what_holds_within_bounds_alone_is_told_apart():

@@ -3,22 +3,18 @@
 Needs Hypothesis: ``pip install "cupyflash[testing]"``. Somebody's own attention, in NumPy float32 and without masks:
 
 >>> import numpy as np
->>> from hypothesis import strategies as st
 >>> from cupyflash import testing
->>> def mine(q, k, v, *, softmax_scale, causal, align, return_lse):
-...     scores = (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale) * (q @ k.mT)
+>>> def mine(q, k, v):
+...     scores = q.shape[-1] ** -0.5 * (q @ k.mT)
 ...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-...     return weights / weights.sum(axis=-1, keepdims=True) @ v, None  # no lse
->>> problems = testing.attention_problems(
-...     ["float32"], causal=st.just(False), seqlens=st.integers(1, 40),
-...     leading_dims=st.sampled_from([((2, 3), (2, 3), (2, 3)), ((1, 1), (1, 1), (1, 1))]),
-... )
->>> testing.check_within_bound(mine, problems)
->>> testing.check_key_permutation(mine, problems)
+...     return weights / weights.sum(axis=-1, keepdims=True) @ v
+>>> fn = testing.adapt(mine, ["float32"], layout="BHLD", grouped=False, empty=False)
+>>> testing.check_within_bound(fn)
+>>> testing.check_key_permutation(fn)
 
 A wrong one is told where it is wrong, by which bound, and how to see it again:
 
->>> wrong = lambda q, k, v, **options: mine(q, k[..., ::-1, :], v, **options)
+>>> wrong = lambda q, k, v: mine(q, k[..., ::-1, :], v)
 >>> testing.check_within_bound(  # doctest: +ELLIPSIS
 ...     wrong, testing.AttentionProblem("float32", (1, 1), (1, 1), (1, 1), 2, 3)
 ... )
@@ -28,6 +24,8 @@ of the bound there: scores 66%, exponential 14%, row sum 11%
 within bound: Every element of out and lse is within its bound of the reference, and as finite.
 to repeat, with names of cupyflash.testing: check_within_bound(fn, AttentionProblem(dtype='float32', leading_q=(1, 1)...
 
+* :func:`adapt` and :func:`adapt_vjp` say what a function is for; what it does not take, by its signature, is not asked.
+  :func:`report` runs every check of it and gives a table of what each has found.
 * Strategies draw structure and a seed, never floats: :func:`attention_problems`, :func:`attention_backward_problems`,
   :func:`strided_arrays`, :func:`hostile_values`. What they draw shrinks towards one plain query and key, and its
   ``repr`` makes it again. ``attention_problems(variants=VARIANTS)`` draws windows, masks, biases and whatever else
@@ -131,7 +129,7 @@ from cupyflash.testing.problems import (
     leading_dims,
     seqlens,
 )
-from cupyflash.testing.report import FAILED, LEFT_OUT, PASSED, ROUNDED, VERDICTS, Finding, Report, report
+from cupyflash.testing.reports import FAILED, LEFT_OUT, PASSED, ROUNDED, VERDICTS, Finding, Report, report
 from cupyflash.testing.values import (
     DOUT_FAMILIES,
     EXACT_SCALE,

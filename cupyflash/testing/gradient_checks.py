@@ -379,11 +379,13 @@ VJP_CHECKS = [check for name, check in list(globals().items()) if name.startswit
 
 
 def check_vjp(vjp, problem=None, *, bitwise=True, bound=bounds.attention_backward):
-    """Each of VJP_CHECKS in turn, which stops at the first one that fails.
+    """Each of VJP_CHECKS in turn, which stops at the first one that fails; :func:`report` goes on.
+
+    Returns which checks were left out, by name, and why.
 
     Without a problem or a strategy, each draws 100 of :func:`attention_backward_problems`: what
     :func:`check_attention` says of its problems holds here, too, with dout and the gradients in layouts of their own,
-    and with or without dlse. Narrow them in the same way, as in
+    and with or without dlse. Narrow them by :func:`adapt_vjp`, or as in
     ``attention_backward_problems(["float32"], causal=st.just(False))``. ``bitwise=False`` asks nothing to hold bit for
     bit, but within ``bound``, which is called like :func:`cupyflash.bounds.attention_backward`.
 

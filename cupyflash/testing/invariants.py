@@ -3,7 +3,8 @@
 Each takes the function under test, ``fn(q, k, v, *, softmax_scale, causal, align, return_lse=True) -> (out, lse)`` on
 NumPy arrays (lse may be None where there is none: it is not checked then), and a problem, a strategy of problems, or
 nothing: then :func:`attention_problems` draws. Of problems with variants, ``fn`` gets their options, too. A check makes
-the problem fit first (no mask, other values, ...).
+the problem fit first (no mask, other values, ...). Of a function that lacks some of these arguments, or that
+:func:`adapt` says what it is for, only what it has is asked; NotApplicable is raised where that is nothing.
 
 Checks with ``bitwise=True`` compare bit for bit, as holds of a function whose every row and head is computed on its own
 and in an order that depends on nothing but position. With ``bitwise=False`` both results may be off by the bound of
@@ -355,7 +356,10 @@ FORWARD_CHECKS = [check for name, check in list(globals().items()) if name.start
 
 
 def check_attention(fn, problem=None, *, bitwise=True, bound=bounds.attention):
-    """Each of FORWARD_CHECKS in turn, which stops at the first one that fails.
+    """Each of FORWARD_CHECKS in turn, which stops at the first one that fails; :func:`report` goes on.
+
+    Returns which checks were left out, by name, and why: what ``fn`` does not take, or :func:`adapt` says it is not
+    for.
 
     Without a problem or a strategy, each draws 100 of :func:`attention_problems`: float16 and bfloat16 (that of
     ml_dtypes), half of them causal in both alignments, heads that are grouped, broadcast or missing, lengths from 0 to
@@ -363,7 +367,7 @@ def check_attention(fn, problem=None, *, bitwise=True, bound=bounds.attention):
     array. Some checks put NaN and infinity in the arrays, too: plain p @ v, where p is 0 for a masked key, gives
     0 * NaN = NaN and fails check_masked_keys_have_no_influence, rightly, as a query does not see that key.
 
-    What your function is not for is left out by a strategy:
+    What your function is not for is left out by :func:`adapt`, or by a strategy:
     ``attention_problems(["float32"], causal=st.just(False), seqlens=st.integers(1, 64))``; see there for the rest.
     ``bitwise=False`` asks nothing to hold bit for bit, but within ``bound``, which is called as
     ``bound(q, k, v, *, softmax_scale, causal, align, return_lse=False)`` like :func:`cupyflash.bounds.attention`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import Phase
@@ -25,13 +25,14 @@ class Finding:
 
     ``verdict`` is one of "passed", "passed within bounds" (not bit for bit, which was asked first), "failed" and "not
     applicable". ``examples`` is how many problems passed, or after how many the failure was seen; ``said`` what is
-    wrong with the smallest failing problem, or why nothing was asked; ``repeat`` the call that does it again.
+    wrong with ``problem``, the smallest failing one, or why nothing was asked; ``repeat`` the call that does it again.
     """
 
     check: str
     verdict: str
     examples: int = 0
     said: str = ""
+    problem: Any = None
     repeat: str = ""
 
 
@@ -77,16 +78,18 @@ def report(
     and does not is asked again within ``bound``, which is :func:`bounds.attention` or
     :func:`bounds.attention_backward` unless another one is given.
 
+    >>> import numpy as np
     >>> from cupyflash import testing
     >>> def mine(q, k, v):  # no maximum is subtracted
     ...     weights = np.exp(q @ k.mT / np.float32(q.shape[-1] ** 0.5))
     ...     return weights / weights.sum(axis=-1, keepdims=True) @ v
-    >>> adapted = testing.adapt(mine, ["float32"], layout="LD", views=["plain"], empty=False, nonfinite=False)
+    >>> domain = {"layout": "BHLD", "grouped": False, "empty": False, "nonfinite": False}
+    >>> adapted = testing.adapt(mine, ["float32"], **domain)
     >>> with np.errstate(all="ignore"):
-    ...     found = report(adapted, examples=50, checks=[testing.check_within_bound, testing.check_signs])
+    ...     found = report(adapted, checks=[testing.check_within_bound, testing.check_signs])
     >>> print(found)  # doctest: +ELLIPSIS
-    not asked: softmax_scale: not taken; causal: not taken; dimensions of 0; NaN and infinity; strides
-    check_within_bound  failed, after ... examples: out[0, 0] is nan, exact ...
+    not asked: softmax_scale: not taken; causal: not taken; grouped heads; dimensions of 0; NaN and infinity
+    check_within_bound  failed, after ... examples: out[0, 0, 0, 0] is nan, exact ...
     """
     fn = adapted(fn)
     if checks is None:
@@ -103,22 +106,22 @@ def _finding(check, fn: Adapted, problems, examples: int, seed, options: dict[st
         within = _tried(check, fn, problems, examples, seed, {**options, "bitwise": False})
         if within.verdict == FAILED:
             return within
-        return Finding(check.__name__, ROUNDED, within.examples, finding.said, finding.repeat)
+        return replace(finding, verdict=ROUNDED, examples=within.examples)
     return finding
 
 
 def _tried(check, fn: Adapted, problems, examples: int, seed, options: dict[str, Any]) -> Finding:
-    name, tried, first = check.__name__, 0, None
+    name, tried, first, smallest = check.__name__, 0, None, None
 
     def one(problem):
-        nonlocal tried, first
+        nonlocal tried, first, smallest
         try:
             check.one(fn, problem, **options)
         except NotApplicable:
             raise
         except Exception:
             tried += 1
-            first = first or tried
+            first, smallest = first or tried, problem  # the last one that Hypothesis tries is the smallest
             raise
         tried += 1
 
@@ -138,10 +141,11 @@ def _tried(check, fn: Adapted, problems, examples: int, seed, options: dict[str,
         return Finding(name, LEFT_OUT, said=str(reason))
     except AssertionError as error:
         said, _, repeat = str(error).rpartition("\n")
-        return Finding(name, FAILED, first, said, repeat)
+        return Finding(name, FAILED, first, said, smallest, repeat)
     except Exception as error:
         notes = [x for x in getattr(error, "__notes__", ()) if x.startswith(_REPEAT)]
-        return Finding(name, FAILED, first, f"{type(error).__name__}: {error}", notes[-1] if notes else "")
+        said = f"{type(error).__name__}: {error}"
+        return Finding(name, FAILED, first, said, smallest, notes[-1] if notes else "")
     return Finding(name, PASSED, passed)
 
 
