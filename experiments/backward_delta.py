@@ -355,8 +355,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 EXPERIMENT = Experiment(
     claim="The rounded out in delta = rowsum(dO * out) is what the backward's bound is mostly made of, and row sums "
     "of dS are its error; an unrounded out or rowsum(P * dP) takes it away (Qiu and Yao 2025)",
-    caption="Delta's part of bounds and of errors, the row sums of dS, and the error of dq with four deltas; float16 is in "
-    "the table and not drawn.",
+    caption="Delta's part of bounds and of errors, the row sums of dS, and the error of dq with four deltas; float16 "
+    "is in the table and not drawn.",
     measure=measure,
     draw=draw,
     outcomes=outcomes,

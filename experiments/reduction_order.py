@@ -14,7 +14,7 @@ with one that makes two parts of the keys that are there ("two parts").
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ DTYPES = {
     "float32": np.dtype(np.float32),
 }
 SAME, OTHER = "the same sums", "other sums"
+WITHIN_TILE = "keys in another order within their tile"
 
 
 def unchanged(x: np.ndarray) -> np.ndarray:
@@ -170,7 +171,7 @@ def by_values(plain: Side) -> Iterator[Configuration]:
 
 
 def by_options(plain: Side) -> Iterator[Configuration]:
-    """Options that change nothing, and split keys."""
+    """Options that change nothing."""
     q, k, v = plain.arrays
     keys, tile = k.shape[-2], TILES[q.dtype.itemsize]
 
@@ -183,6 +184,11 @@ def by_options(plain: Side) -> Iterator[Configuration]:
     yield with_option("a sink of -inf", attn_sink=np.full(HEADS, -np.inf, np.float32))
     yield with_option("a bias of 0", bias=np.zeros((1, 1), np.float32))
     yield with_option("half as many queries in a tile", numerics=Numerics(tile=(tile[0] // 2, tile[1])))
+
+
+def by_fixed_splits(plain: Side) -> Iterator[Configuration]:
+    """Keys in parts whose size does not depend on the call."""
+    q, k, v = plain.arrays
     split = {"split_size": 128}
     alone = Side(tuple(x[1, 1] for x in (q, k, v)), split)
     in_batch = Side((q, k, v), split, out=one_head, lse=one_head)
@@ -215,7 +221,7 @@ def by_order(plain: Side) -> Iterator[Configuration]:
     yield Configuration("half as many keys in a tile", False, (half_tile, plain))
     yield Configuration("keys in another order", False, (keys_at(rng.permutation(keys)), plain))
     within = [first + rng.permutation(min(tile[1], keys - first)) for first in range(0, keys, tile[1])]
-    yield Configuration("keys in another order within their tile", False, (keys_at(np.concatenate(within)), plain))
+    yield Configuration(WITHIN_TILE, False, (keys_at(np.concatenate(within)), plain))
     kept = np.arange(keys) % 3 != 0
     masked = Side((q, k, v), {"mask": kept[None]})
     yield Configuration("a third of the keys masked, or left out", False, (masked, keys_at(kept)))
@@ -227,9 +233,18 @@ def by_order(plain: Side) -> Iterator[Configuration]:
     yield Configuration("columns of q and k in another order", False, (reordered, plain))
 
 
-def configurations(plain: Side) -> Iterator[Configuration]:
-    """All of them, in the figure's order: changes of the plain call."""
-    return itertools.chain(by_place(plain), by_values(plain), by_options(plain), by_order(plain))
+CHANGES = {  # in the figure's order
+    "place": by_place,
+    "values": by_values,
+    "options": by_options,
+    "splits": by_fixed_splits,
+    "order": by_order,
+}
+
+
+def configurations(plain: Side, changes: Iterable[str] = tuple(CHANGES)) -> Iterator[Configuration]:
+    """Changes of the plain call, of these kinds."""
+    return itertools.chain.from_iterable(of_kind(plain) for kind, of_kind in CHANGES.items() if kind in changes)
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
@@ -240,14 +255,16 @@ def difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float((one == other).mean()), float((np.abs(wide[0] - wide[1]) / unit).max())
 
 
-def measure_dtype(backend, dtype: str, queries: int, keys: int, head_dim: int, bar) -> Iterator[Row]:
+def measure_dtype(
+    backend, dtype: str, queries: int, keys: int, head_dim: int, changes: list[str], bar
+) -> Iterator[Row]:
     """A row for each configuration."""
     rng = np.random.default_rng(0)
     shapes = [(BATCHES, HEADS, length, head_dim) for length in (queries, keys, keys)]
     q, k, v = (rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes)
     plain = Side((q, k, v))
     of_plain = plain.results(backend)
-    for configuration in configurations(plain):
+    for configuration in configurations(plain, changes):
         one, other = configuration.sides
         (out, lse), (other_out, other_lse) = (of_plain if x is plain else x.results(backend) for x in (one, other))
         out_equal, out_ulps = difference(out, other_out)
@@ -269,10 +286,11 @@ def measure_dtype(backend, dtype: str, queries: int, keys: int, head_dim: int, b
         bar.update()
 
 
-def measure(backend, queries: int, keys: int, head_dim: int, dtypes: list[str]) -> list[Row]:
+def measure(backend, queries: int, keys: int, head_dim: int, dtypes: list[str], changes: list[str]) -> list[Row]:
     """A row for each configuration and dtype."""
     with ptxsim.settings(arch=ARCH, mma=MMA), tqdm(unit="configuration") as bar:
-        return [row for dtype in dtypes for row in measure_dtype(backend, dtype, queries, keys, head_dim, bar)]
+        sizes = queries, keys, head_dim, changes
+        return [row for dtype in dtypes for row in measure_dtype(backend, dtype, *sizes, bar)]
 
 
 def dtypes_of(rows: list[Row]) -> list[str]:
@@ -296,7 +314,7 @@ def draw(figure, rows: list[Row]) -> None:
             axes.text(place[1], place[0], text, ha="center", va="center", fontsize=9,
                       color="white" if share > 0.75 else "black")  # fmt: skip
     axes.imshow(equal, vmin=0, vmax=1.25, cmap="Blues", aspect="auto")
-    last_same = max(names.index(row["configuration"]) for row in rows if row["sums"] == SAME)
+    last_same = max((names.index(row["configuration"]) for row in rows if row["sums"] == SAME), default=-1)
     axes.axhline(last_same + 0.5, color=record.STANDARD, linewidth=2.5)
     axes.axvline(len(dtypes) - 0.5, color="white", linewidth=4)
     axes.set_xticks(range(len(columns)), [f"{result}\n{dtype}" for result, dtype in columns])
@@ -321,35 +339,49 @@ def exceptions(rows: list[Row]) -> list[str]:
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:
-    """Both halves of the matrix, and what is known of some of its rows."""
+    """Both halves of the matrix, and what is known of some of its rows; of the changes that were made."""
     same, other = ([row for row in rows if row["sums"] == which] for which in (SAME, OTHER))
-    different = exceptions(rows)
-    of = {(row["configuration"], row["dtype"]): row for row in rows}
-    half = [dtype for dtype in dtypes_of(rows) if dtype in ("float16", "bfloat16")]
-    equal_in_single = [row["configuration"] for row in other if row["dtype"] == "float32" and row["out_equal"] == 1]
-    within_tile = [of["keys in another order within their tile", dtype]["out_equal"] for dtype in half]
-    of_bounds = max(row["out_of_bounds"] for row in other if row["out_of_bounds"] is not None)
-    ulps = {dtype: max(row["out_ulps"] for row in other if row["dtype"] == dtype) for dtype in dtypes_of(rows)}
     fixed, two_parts = (
-        [min(of[name, dtype][f"{result}_equal"] for result in ("out", "lse")) for dtype in dtypes_of(rows)]
+        [min(row["out_equal"], row["lse_equal"]) for row in rows if row["configuration"] == name]
         for name in ("fixed split size: decoding", "two parts: decoding")
     )
+    return [
+        *([_same_sums(same)] if same else []),
+        *([_decoding(fixed, two_parts)] if fixed and two_parts else []),
+        *(_other_sums(other) if any(row["configuration"] == WITHIN_TILE for row in other) else []),
+    ]
+
+
+def _same_sums(same: list[Row]) -> Outcome:
+    different = exceptions(same)
+    return Outcome(
+        "the same sums: equal in every bit",
+        f"all {len(same)} (predicted; emulated: all but 4 v with subnormal results)",
+        f"{len(same) - len(different)}; not {', '.join(different)}" if different else f"all {len(same)}",
+        not different,
+        "4 v: results of float16 below 2^-14 are subnormal, with fewer bits. A bias of 0: a kernel with a bias "
+        "scales each score before the maximum is taken, one without it inside the exponent, so that their "
+        "roundings differ",
+    )
+
+
+def _decoding(fixed: list[float], two_parts: list[float]) -> Outcome:
+    return Outcome(
+        "a decoded row's bits, whatever else is in the call: with a fixed split size; with two parts of any length",
+        "equal; not equal (published: Thinking Machines 2025)",
+        f"{min(fixed):.0%} of the elements; {min(two_parts):.0%} to {max(two_parts):.0%} of out or lse",
+        min(fixed) == 1 and max(two_parts) < 1,
+    )
+
+
+def _other_sums(other: list[Row]) -> list[Outcome]:
+    half = [dtype for dtype in dtypes_of(other) if dtype in ("float16", "bfloat16")]
+    of_half = [row for row in other if row["dtype"] in half]
+    equal_in_single = [row["configuration"] for row in other if row["dtype"] == "float32" and row["out_equal"] == 1]
+    within_tile = [row["out_equal"] for row in of_half if row["configuration"] == WITHIN_TILE]
+    of_bounds = max(row["out_of_bounds"] for row in other if row["out_of_bounds"] is not None)
+    ulps = {dtype: max(row["out_ulps"] for row in other if row["dtype"] == dtype) for dtype in dtypes_of(other)}
     found = [
-        Outcome(
-            "the same sums: equal in every bit",
-            f"all {len(same)} (predicted; emulated: all but 4 v with subnormal results)",
-            f"{len(same) - len(different)}; not {', '.join(different)}" if different else f"all {len(same)}",
-            not different,
-            "4 v: results of float16 below 2^-14 are subnormal, with fewer bits. A bias of 0: a kernel with a bias "
-            "scales each score before the maximum is taken, one without it inside the exponent, so that their "
-            "roundings differ",
-        ),
-        Outcome(
-            "a decoded row's bits, whatever else is in the call: with a fixed split size; with two parts of any length",
-            "equal; not equal (published: Thinking Machines 2025)",
-            f"{min(fixed):.0%} of the elements; {min(two_parts):.0%} to {max(two_parts):.0%} of out or lse",
-            min(fixed) == 1 and max(two_parts) < 1,
-        ),
         Outcome(
             "other sums: largest difference / sum of both bounds",
             "at most 0.38 (emulated)",
@@ -391,8 +423,14 @@ EXPERIMENT = Experiment(
     measure=measure,
     draw=draw,
     outcomes=outcomes,
-    full={"queries": 64, "keys": 512, "head_dim": 64, "dtypes": ["float16", "bfloat16", "float32"]},
-    quick={"queries": 16, "keys": 512, "head_dim": 16, "dtypes": ["float16"]},
+    full={
+        "queries": 64,
+        "keys": 512,
+        "head_dim": 64,
+        "dtypes": ["float16", "bfloat16", "float32"],
+        "changes": list(CHANGES),
+    },
+    quick={"queries": 16, "keys": 512, "head_dim": 16, "dtypes": ["float16"], "changes": ["splits", "order"]},
     figure_size=(13.0, 11.0),
     on_gpu=True,
 )

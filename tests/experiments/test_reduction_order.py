@@ -9,8 +9,9 @@ from tests.experiments.running import run
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    sizes = "--queries", "16", "--keys", "512", "--head-dim", "16", "--dtypes", "float16"
-    return run("reduction_order", tmp_path_factory.mktemp("results"), *sizes)
+    return run(
+        "reduction_order", tmp_path_factory.mktemp("results"), "--quick", "--changes", "values", "splits", "order"
+    )
 
 
 def test_rows(measured):
