@@ -408,9 +408,10 @@ def rmse_changes(rows: list[Row]) -> dict[tuple[str, str], float]:
 def draw_rmse(axes, rows: list[Row]) -> None:
     """What the threshold costs."""
     changes = rmse_changes(rows)
-    for number, dtype in enumerate(dtypes_of(changes)):
+    dtypes = dtypes_of(changes)
+    for number, dtype in enumerate(dtypes):
         values = [100 * changes[dtype, scores] for scores in SCORES]
-        places = [at + 0.27 * (number - 1) for at in range(len(SCORES))]
+        places = [at + 0.27 * (number - (len(dtypes) - 1) / 2) for at in range(len(SCORES))]
         axes.bar(places, values, 0.25, color=DTYPE_COLOURS[dtype], label=dtype)
         for place, value in zip(places, values, strict=True):
             axes.text(place, max(value, 0), f"{round(value, 1) + 0.0:.1f}", ha="center", va="bottom", fontsize=8)

@@ -354,6 +354,7 @@ def _advantage(rows: list[Row], direction: str, tolerance: float) -> Outcome:
         f"by the terms in N^2 alone {_joined(expected)}, within {tolerance:.0%} (computed)",
         _joined(ratios),
         all(abs(ratio / near - 1) < tolerance for ratio, near in zip(ratios, expected, strict=True)),
+        "the terms in N d count for more where N is small",
     )
 
 

@@ -327,8 +327,9 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
     """Both softmaxes, then how often is rescaled, then the kernel."""
     tables = of_distributions(rows)
     firsts = {name: of_one[0] for name, of_one in tables.items()}
-    several_tiles = len(rows) > len(tables)  # one tile rescales nothing
-    return [*_same(firsts), *(_rescalings(tables) if several_tiles else []), *_kernel(firsts, rows)]
+    if len(rows) == len(tables):  # one tile rescales nothing, and is two passes
+        return _kernel(firsts, rows)
+    return [*_same(firsts), *_rescalings(tables), *_kernel(firsts, rows)]
 
 
 def _same(firsts: dict[str, Row]) -> list[Outcome]:

@@ -360,10 +360,11 @@ def draw_bytes(axes, rows: list[Row]) -> None:
     axes.set_xlim(0, max(limits) * 1.03)
     axes.grid(visible=False, axis="y")
     thinnest = max(row[f"{_UNDRAWN}_bytes"] for row in own) / 1024
-    left_out = f"not drawn: lse and delta, at most {thinnest:g} KiB" + "; float64" * (
-        "float64" in set(dtypes) - {*drawn}
+    left_out = [f"lse and delta, at most {thinnest:g} KiB"] * bool(thinnest) + [x for x in dtypes if x not in drawn]
+    axes.set_xlabel(
+        f"KiB of shared memory of a block; bars: {base}; dashed: limits of a block\n"
+        f"not drawn: {'; '.join(left_out) or 'nothing'}"
     )
-    axes.set_xlabel(f"KiB of shared memory of a block; bars: {base}; dashed: limits of a block\n{left_out}")
 
 
 def draw_growth(axes, rows: list[Row], limits: list[int]) -> None:

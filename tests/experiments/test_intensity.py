@@ -24,6 +24,11 @@ def test_counts(found):
         assert row["flops"] / row["bytes"] == pytest.approx(row["intensity"], rel=1e-5)
 
 
+def test_nothing_is_said_of_counts_where_there_are_none(found):
+    rows = [row | {"flops": None, "bytes": None} for row in found[0]]
+    assert len(intensity.outcomes(rows)) == len(found[1]) - 1
+
+
 def test_intensity(found):
     for row in found[0]:
         if row["direction"] == "forward" and row["method"] == "tiled":

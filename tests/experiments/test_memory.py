@@ -14,6 +14,7 @@ def test_memory(tmp_path):
     assert rows[1]["device_per_doubling"] == pytest.approx(2)
     assert 0 < rows[1]["traced_peak_per_doubling"] <= 2.2
     assert all(outcome.holds for outcome in outcomes)
+    assert len(memory.outcomes(rows[:1])) == len(outcomes) - 2  # one length does not grow
     rows[1]["device_bytes"] += 2 * 1024**2  # as if the scores were stored
     rows[1]["traced_peak_per_doubling"] = 4.0
     assert [outcome.holds for outcome in memory.outcomes(rows)] == [False, False, True, False]

@@ -67,6 +67,14 @@ def test_a_forgotten_rescaling_is_not_equal():
     assert forgotten.row_sum == 2 + 1 and two_pass.row_sum == 1 / 8 + 1 / 4 + 1 + 1 / 2
 
 
+def test_one_tile_shows_nothing_of_rescaling(found):
+    rows = [row | {"kernel_tiles": 128} for row in found[0] if row["keys_seen"] == TILE]
+    assert [outcome.what.split(" the kernel")[0] for outcome in online_softmax.outcomes(rows)] == [
+        "groups of 16 rows that",
+        "error of",
+    ]
+
+
 @pytest.mark.parametrize(
     ("column", "wrong"),
     [

@@ -19,6 +19,11 @@ def test_outcomes_hold(found):
     assert [outcome.what for outcome in found[1] if not outcome.holds] == []
 
 
+def test_without_a_causal_mask_or_a_second_length_there_is_less_to_say(found):
+    rows = [row for row in found[0] if row["mask"] != "causal" and row["seqlen"] != 1024]
+    assert len(tiling.outcomes(rows)) == len(found[1]) - 2
+
+
 def test_visits_by_hand(found):
     """Tiles of 128 queries (dk and dv: 32) and 64 keys, over 200 of each."""
     visits = tiling.kind_of(found[0], "visit")
