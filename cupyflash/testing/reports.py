@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import Phase
 from hypothesis.strategies import SearchStrategy
+from tqdm import tqdm
 
 from cupyflash.testing.adapt import Adapted, AdaptedVjp, NotApplicable, adapted
 from cupyflash.testing.gradient_checks import VJP_CHECKS
@@ -76,7 +77,7 @@ def report(
     Each gets ``examples`` problems, by default the function's own; the same ones in each run, or others for each
     ``seed``. ``checks`` are FORWARD_CHECKS or, of what adapt_vjp returns, VJP_CHECKS. What is asked to hold bit for bit
     and does not is asked again within ``bound``, which is :func:`bounds.attention` or
-    :func:`bounds.attention_backward` unless another one is given.
+    :func:`bounds.attention_backward` unless another one is given. A terminal shows how far it is.
 
     >>> import numpy as np
     >>> from cupyflash import testing
@@ -96,8 +97,11 @@ def report(
         checks = VJP_CHECKS if isinstance(fn, AdaptedVjp) else FORWARD_CHECKS
     options = {} if bound is None else {"bound": bound}
     problems = fn.problems() if problems is None else problems
-    findings = tuple(_finding(check, fn, problems, examples, seed, taken_by(check, options)) for check in checks)
-    return Report(findings, tuple(fn.left_out))
+    findings = []
+    for check in (bar := tqdm(checks, unit="check", leave=False, disable=None)):
+        bar.set_postfix_str(check.__name__)
+        findings.append(_finding(check, fn, problems, examples, seed, taken_by(check, options)))
+    return Report(tuple(findings), tuple(fn.left_out))
 
 
 def _finding(check, fn: Adapted, problems, examples: int, seed, options: dict[str, Any]) -> Finding:
