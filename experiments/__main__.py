@@ -223,9 +223,16 @@ def _rewrite_pages() -> None:
 def _draw(args: argparse.Namespace) -> int:
     for name in args.names or NAMES:
         path = record.RESULTS / f"{name}.csv"
+        writes_it = f"python -m experiments run {name} writes it"
         if not path.exists():
-            raise CommandError(f"{path}: not there; python -m experiments run {name} writes it")
-        _print_outcomes(_drawn(load(name), path), record.read_csv(path)[1]["sizes"])
+            raise CommandError(f"{path}: not there; {writes_it}")
+        try:
+            label = record.read_csv(path)[1]["sizes"]
+        except ValueError as error:
+            raise CommandError(f"{error}; {writes_it}") from error
+        if label != FULL:
+            raise CommandError(f"{path}: of other sizes ({label}); {writes_it}")
+        _print_outcomes(_drawn(load(name), path), label)
     _rewrite_pages()
     return 0
 

@@ -89,9 +89,14 @@ def _written(value: Any) -> Any:
 
 
 def read_csv(path: Path) -> tuple[list[Row], Row]:
-    """Rows without the columns of the environment, values as they were written; and the environment."""
-    with open(path, newline="", encoding="utf-8") as file:
+    """Rows without the columns of the environment, values as they were written; and the environment.
+
+    Raises ValueError, with the path, for what no experiment has written.
+    """
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
         rows = list(csv.DictReader(file))
+    if not rows or not rows[0].keys() >= {*ENVIRONMENT} or any(None in (*row, *row.values()) for row in rows):
+        raise ValueError(f"{path}: not a whole table of an experiment")
     environment = {name: rows[0][name] for name in ENVIRONMENT}
     return [{name: _read(text) for name, text in row.items() if name not in ENVIRONMENT} for row in rows], environment
 

@@ -191,6 +191,25 @@ def test_drawing_needs_results_and_pages_need_those_of_all(of_three, tmp_path, m
     assert capsys.readouterr().out.count("the pages stay as they are: no results of second, third") == 2
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda x: b"", lambda x: x.split(b"\n")[0], lambda x: x[:-9], lambda x: b"\xff\0" + x]
+)
+def test_a_damaged_table_is_named(of_three, tmp_path, monkeypatch, capsys, damage):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    main(["run", "first"])
+    path = tmp_path / "first.csv"
+    path.write_bytes(damage(path.read_bytes()))
+    assert main(["draw", "first"]) == 2
+    assert f"{path}: not a whole table of an experiment; python -m" in capsys.readouterr().err
+
+
+def test_only_full_sizes_are_drawn_again(of_three, tmp_path, monkeypatch, capsys):
+    main(["run", "first", "--quick", "--results", str(tmp_path)])
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    assert main(["draw", "first"]) == 2
+    assert "of other sizes (quick)" in capsys.readouterr().err
+
+
 def test_no_row_of_the_tables_has_too_many_cells():
     rows = [row.replace(pages.BAR, "") for row in pages.tables().splitlines() if row.startswith("|")]
     assert {row.count("|") for row in rows} == {5, 6}
