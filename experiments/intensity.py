@@ -280,9 +280,9 @@ def _no_cache(rows: list[Row]) -> Outcome:
     found = (curve[-1]["compute_bound_on"] or "").split("; ")
     return Outcome(
         f"tiled, no cache, forward, N = {seqlen}: intensity, and cards that it is compute-bound on",
-        f"N / (1 + N / BLOCK_M), below BLOCK_M = {block_m}; {', '.join(expected) or 'none'} (computed)",
+        f"N / (1 + N / BLOCK_M) = {limit:.1f} within 1 %, below BLOCK_M; {', '.join(expected) or 'none'} (computed)",
         f"{curve[-1]['intensity']:.1f}; {', '.join(found) or 'none'}",
-        curve[-1]["intensity"] < block_m and [name for name in found if name] == expected,
+        abs(curve[-1]["intensity"] / limit - 1) < 0.01 and [name for name in found if name] == expected,
     )
 
 

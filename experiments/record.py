@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,5 +126,13 @@ def figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         new = pyplot.figure(figsize=size, layout="constrained")
         yield new
         new.savefig(path.with_suffix(".png"))
-        new.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        svg = io.StringIO()
+        new.savefig(svg, format="svg", metadata={"Date": None})
+        path.with_suffix(".svg").write_text(_numbered(svg.getvalue()), encoding="utf-8")
         pyplot.close(new)
+
+
+def _numbered(svg: str) -> str:
+    """With clip paths by number: matplotlib names them by addresses, which differ from run to run."""
+    names = {name: f"clip{n}" for n, name in enumerate(dict.fromkeys(re.findall(r'"(p[0-9a-f]{10})"', svg)))}
+    return re.sub(r"\bp[0-9a-f]{10}\b", lambda found: names.get(found[0], found[0]), svg)

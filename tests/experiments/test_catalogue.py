@@ -80,7 +80,9 @@ def small(name="small", *, fail=False, holds=True):
         return [{"size": size, "square": size**2 * factor} for size in sizes]
 
     def draw(figure, rows):
-        figure.subplots().plot([row["size"] for row in rows], [row["square"] for row in rows])
+        lines, image = figure.subplots(1, 2)
+        lines.plot([row["size"] for row in rows], [row["square"] for row in rows])
+        image.imshow([[row["size"] for row in rows]], clip_path=image.patch)
 
     def outcomes(rows):
         return [Outcome("the last", "a square", str(rows[-1]["square"]), holds, "" if holds else "measured wrongly")]
