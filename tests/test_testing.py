@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import bounds, testing
-from cupyflash.testing import AttentionBackwardProblem, AttentionProblem
+from cupyflash.testing import AttentionBackwardProblem, AttentionProblem, ready
 from tests import numpy_attention
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -276,6 +276,24 @@ def test_a_fault_in_gradients_is_seen(name):
 def test_the_identities_see_every_gradient(change):
     with pytest.raises(AssertionError, match="to repeat"):
         testing.check_vjp_identities(of_gradients(change), BACKWARD_PROBLEM)
+
+
+def test_nothing_is_asked_of_sums_of_gradients_that_overflow():
+    """Those of float16 may rightly be infinite, and inf - inf is no fault; those of float32 are finite here."""
+    forward = AttentionProblem(
+        leading_q=(1, 1), leading_k=(1, 1), leading_v=(1, 1), seqlen_q=15, seqlen_k=15, head_dim=128, head_dim_v=128,
+        causal=True, align="bottom-right", softmax_scale=3.0,
+    )  # fmt: skip
+    problem = AttentionBackwardProblem(forward, dout_values="large")
+    arguments = *problem.cotangents(), *forward.inputs()
+    gradients = ready.gradients(numpy_attention.attention_vjp, arguments, problem.options)
+    assert not all(np.isfinite(x).all() for x in gradients)
+    testing.check_vjp_identities(numpy_attention.attention_vjp, problem)
+    wrong = VJP_FAULTS["vjp_identities"]
+    with pytest.raises(AssertionError, match="sum of the rows of dv"):
+        testing.check_vjp_identities(wrong, replace(problem, forward=replace(forward, dtype="float32")))
+    with pytest.raises(AssertionError, match="sum of the rows of dv"):
+        testing.check_vjp_identities(wrong, replace(problem, dout_values="normal"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
