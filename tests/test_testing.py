@@ -200,7 +200,7 @@ VJP_FAULTS = {
     "vjp_query_permutation": of_gradients(lambda dq, dk, dv, *_: (dq * along(-2, dq), dk, dv)),
     "vjp_key_permutation": of_gradients(lambda dq, dk, dv, *_: (dq, dk * along(-2, dk), dv)),
     "vjp_powers_of_two": of_gradients(lambda dq, dk, dv, *_: (dq, dk, np.abs(dv))),
-    "vjp_causal_prefix": of_gradients(lambda dq, dk, dv, dout, _: (dq, dk + 0 * dout.sum(), dv)),
+    "vjp_causal_prefix": of_gradients(lambda dq, dk, dv, dout, _: (dq, dk + dout.sum(), dv)),
     "vjp_grouped_heads": of_gradients(lambda dq, dk, dv, *_: (dq, dk, dv / dv.shape[-3])),
     "vjp_identities": of_gradients(lambda dq, dk, dv, *_: (dq, dk, dv * 1.01)),
     "lse_gradient": of_gradients(lambda dq, dk, dv, dout, dlse: (dq if dlse is None else dq * 1.01, dk, dv)),

@@ -116,6 +116,29 @@ def test_what_is_left_out_is_never_asked(left_out, bad):
     assert any(seen)  # they are asked unless they are left out
 
 
+def test_where_nan_is_left_out_no_check_hands_it_to_gradients_or_passes_without_it():
+    def vjp(q, k, v, **options):
+        results, pullback = numpy_attention.attention_vjp(q, k, v, **options)
+
+        def finite(dout, dlse):
+            assert np.isfinite(dout).all() and (dlse is None or np.isfinite(dlse).all())
+            return pullback(dout, dlse)
+
+        return results, finite
+
+    domain = {"seqlens": st.integers(0, 20), "head_dims": st.just((8, 8)), "nonfinite": False}
+    forward, backward = (
+        [x for x in checks if re.search("nonfinite|masked", x.__name__)]
+        for checks in (testing.FORWARD_CHECKS, testing.VJP_CHECKS)
+    )
+    adapted, vjp = testing.adapt(numpy_attention.attention, **domain), testing.adapt_vjp(vjp, **domain)
+    for fn, checks in (adapted, forward), (vjp, [testing.check_vjp_causal_prefix, *backward]):
+        found = testing.report(fn, examples=6, checks=checks)
+        assert not found.failures, str(found)
+        said = {x.check: x.said for x in found.findings if x.verdict == testing.LEFT_OUT}
+        assert said == {x.__name__: "NaN and infinity" for x in checks if "prefix" not in x.__name__}
+
+
 @pytest.mark.parametrize("layout", testing.LAYOUTS)
 def test_layouts(layout):
     """The function sees its own, the checks their usual one; gradients too."""
@@ -235,6 +258,50 @@ def test_wrong_results_are_named(fn, error, said):
 def test_wrong_results_of_gradients_are_named(vjp, said):
     with pytest.raises(TypeError, match=re.escape(said)):
         testing.check_gradients_within_bound(vjp, testing.AttentionBackwardProblem(AttentionProblem("float32")))
+
+
+# What a function may not do
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask"])
+def test_a_function_that_changes_its_arguments_is_told_so(name):
+    """Though its result is right, or the reference's of what is left: both are zeros."""
+
+    def of_what_is_left(q, k, v, mask):
+        {"q": q, "k": k, "v": v, "mask": mask}[name][...] = 0
+        return numpy_attention.attention(q, k, v, softmax_scale=None, **NONE, return_lse=True)[0]
+
+    mask = testing.Variants(mask=testing.Operand("all"))
+    with pytest.raises(AssertionError, match=f"^{name}: changed by the call, which may only read it"):
+        testing.check_within_bound(of_what_is_left, AttentionProblem("float32", seqlen_k=3, variants=mask))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout", "dlse"])
+def test_gradients_that_change_their_arguments_are_told_so(name):
+    def vjp(q, k, v):
+        results, _ = numpy_attention.attention_vjp(q, k, v, softmax_scale=None, **NONE, return_lse=True)
+
+        def zeros(dout, dlse):
+            {"q": q, "k": k, "v": v, "dout": dout, "dlse": dlse}[name][...] = 0
+            return [np.zeros_like(x) for x in (q, k, v)]
+
+        return results, zeros
+
+    problem = testing.AttentionBackwardProblem(AttentionProblem("float32", seqlen_k=3), with_dlse=True)
+    with pytest.raises(AssertionError, match=f"^{name}: changed by the call, which may only read it"):
+        testing.check_gradients_within_bound(vjp, problem)
+
+
+def test_results_in_a_buffer_that_is_used_again_are_compared_as_they_were():
+    buffer, calls = np.empty((1, 16), np.float32), []
+
+    def by_turns(q, k, v):
+        calls.append(1)
+        buffer[...] = plain(q, k, v)
+        return np.nextafter(buffer, np.inf if len(calls) % 2 else -np.inf, out=buffer)
+
+    with pytest.raises(AssertionError, match="expected the bits of"):
+        testing.check_two_runs(by_turns, AttentionProblem("float32"))
 
 
 # Reports

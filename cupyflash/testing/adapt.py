@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,7 +182,10 @@ class Adapted:
     def __call__(self, q, k, v, **options):
         """out and lse, which is None where there is none."""
         self._require_asked(q, k, v, options)
-        return self._split(self.fn(*map(self._given, (q, k, v)), **self._passed(options)))
+        given, passed = dict(zip("qkv", map(self._given, (q, k, v)), strict=True)), self._passed(options)
+        with _unchanged({**given, **passed}):
+            results = self.fn(*given.values(), **passed)
+        return self._split(results)
 
     @property
     def left_out(self) -> list[str]:
@@ -303,7 +307,9 @@ class AdaptedVjp(Adapted):
     def __call__(self, q, k, v, **options):
         """(out, lse), and the pullback; lse is the exact one where there is none."""
         self._require_asked(q, k, v, options)
-        results = self.fn(*map(self._given, (q, k, v)), **self._passed(options))
+        given, passed = dict(zip("qkv", map(self._given, (q, k, v)), strict=True)), self._passed(options)
+        with _unchanged({**given, **passed}):
+            results = self.fn(*given.values(), **passed)
         if not isinstance(results, tuple | list) or len(results) != 2 or not callable(results[1]):
             raise TypeError("the function must return out or (out, lse), and the pullback")
         (out, lse), own = self._split(results[0]), results[1]
@@ -315,8 +321,14 @@ class AdaptedVjp(Adapted):
         def pullback(dout, dlse=None):
             if dlse is not None and arguments == 1:
                 raise NotApplicable("dlse: the pullback does not take it")
-            gradients = own(self._given(dout)) if arguments == 1 else own(self._given(dout), dlse)
-            names, of_options = ("dq", "dk", "dv"), vars(gradients) if isinstance(gradients, Gradients) else {}
+            if not self.nonfinite and not all(np.isfinite(x).all() for x in (dout, dlse) if x is not None):
+                raise NotApplicable("NaN and infinity")
+            cotangents = {"dout": self._given(dout), "dlse": dlse}
+            with _unchanged({**given, **passed, **cotangents}):
+                gradients = own(*list(cotangents.values())[:arguments])
+            names, of_options = ("dq", "dk", "dv"), {}
+            if isinstance(gradients, Gradients):
+                of_options = {name: None if x is None else _array(x, name) for name, x in vars(gradients).items()}
             if len(tuple(gradients)) != 3:
                 raise TypeError(f"the pullback returned {len(tuple(gradients))} results, expected dq, dk and dv")
             own_gradients = {name: self._got(x, name) for name, x in zip(names, gradients, strict=True)}
@@ -353,11 +365,21 @@ def _num_positional(fn):
     return 2
 
 
+@contextlib.contextmanager
+def _unchanged(arguments):
+    """AssertionError that names an argument that a call writes to."""
+    arrays = {**arguments, **arguments.get("aux", {})}
+    before = {name: x.tobytes() for name, x in arrays.items() if isinstance(x, np.ndarray)}
+    yield
+    for name, values in before.items():
+        if arrays[name].tobytes() != values:
+            raise AssertionError(f"{name}: changed by the call, which may only read it")
+
+
 def _array(x, what):
-    if isinstance(x, np.ndarray):
-        return x
+    """A copy: the function may use its buffers again."""
     try:
-        array = np.asarray(x)
+        array = np.array(x)
     except Exception as error:
         raise TypeError(f"{what}: {type(x).__name__} is no NumPy array, nor made one: {error}") from error
     if array.dtype == object:

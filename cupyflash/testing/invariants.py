@@ -168,7 +168,12 @@ def check_masked_keys_have_no_influence(problem):
     """NaN or infinity in keys and values that a query does not see leaves its row. Causal."""
     problem = replace(problem, causal=True, align=problem.align or "bottom-right").without("seqlens_q", "seqlens_k")
     inputs, rng = problem.inputs(), choices(problem)
-    rows = int(rng.integers(0, problem.seqlen_q, endpoint=True))
+    most = min(
+        problem.seqlen_q, problem.seqlen_k - problem.shift - 1
+    )  # the first ones, which a last key is masked from
+    if most < 1 or not all(x.size for x in inputs):
+        raise NotApplicable("no key is masked")
+    rows = int(rng.integers(1, most, endpoint=True))
     q, k, v = (np.array(x) for x in inputs)
     first_unseen = max(rows + problem.shift, 0)
     value = rng.choice([np.nan, np.inf, -np.inf])
@@ -295,7 +300,7 @@ def check_nonfinite_values_change_only_rows_that_see_them(
     """
     inputs = problem.inputs()
     if not all(x.size for x in inputs):
-        return
+        raise NotApplicable("dimensions of 0")
     places = hostile_places(choices(problem), "qkv") if places is None else places
     spoilt = with_values(dict(zip("qkv", inputs, strict=True)), places)
     clean = fn(*inputs, return_lse=True, **problem.options)
@@ -318,6 +323,8 @@ def check_nonfinite_values_reach_who_sees_them(fn, problem, *, bitwise=True, bou
     problem = replace(problem, causal=True, align="top-left", seqlen_k=problem.seqlen_q)
     q, k, v = problem.inputs()
     clean, _ = fn(q, k, v, return_lse=True, **problem.options)
+    if not clean.size:
+        raise NotApplicable("dimensions of 0")
     allowed = np.zeros(clean.shape) if bitwise else 2 * bound(q, k, v, **problem.options)
     queries, columns = np.arange(problem.seqlen_q)[:, None], problem.head_dim_v
     for first in range(0, problem.seqlen_k, columns):
