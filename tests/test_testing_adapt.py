@@ -92,6 +92,21 @@ def test_the_wrong_alignment_is_seen(fn, align):
         testing.check_within_bound(testing.adapt(fn, ["float32"], align=align, **SMALL))
 
 
+@pytest.mark.parametrize("align", ["top-left", "bottom-right"])
+def test_one_alignment_alone_of_a_function_that_takes_it(align):
+    """Also where no causal mask, but a window depends on it."""
+    aligns = set()
+
+    def fn(q, k, v, causal, align, window_size=None):
+        if causal or window_size:
+            aligns.add(align)
+        return reference.attention(q, k, v, causal=causal, align=align, window_size=window_size).astype(q.dtype)
+
+    adapted = testing.adapt(fn, ["float32"], align=align, variants=["window_size"], **SMALL)
+    assert not testing.report(adapted, examples=10, checks=[testing.check_within_bound]).failures
+    assert aligns == {align} and f"align: {align} alone" in adapted.left_out
+
+
 @pytest.mark.parametrize(
     ("left_out", "bad"),
     [
@@ -205,8 +220,12 @@ def test_one_problem_that_a_function_is_not_for_is_an_error():
         testing.check_causal_prefix(plain)
 
 
+def report_of(**domain):
+    return testing.report(testing.adapt(plain, **domain), checks=[testing.check_within_bound])
+
+
 @settings(max_examples=20)
-@given(problem=testing.attention_problems(["float32"], **SMALL))
+@given(problem=testing.attention_problems(["float32"], scales=[None, None, None, 2.0], **SMALL))
 def test_in_a_test_of_ones_own_it_is_passed_over(problem):
     testing.check_within_bound(plain, problem)
     assert problem.softmax_scale is None and not problem.causal
@@ -224,6 +243,31 @@ def test_in_a_test_of_ones_own_it_is_passed_over(problem):
         (lambda: testing.adapt(plain, "float32"), TypeError, "dtypes: a sequence to choose from"),
         (lambda: testing.adapt(plain, seqlens=40), TypeError, "seqlens: a strategy, such as st.just(40)"),
         (lambda: testing.adapt(plain, variants=["mask"]), TypeError, "plain: does not take mask, which variants asks"),
+        (lambda: testing.adapt(plain, []), ValueError, "dtypes: nothing to choose from"),
+        (lambda: testing.adapt(plain, ["float8"]), ValueError, "dtypes: 'float8' is none of 'float16', 'bfloat16'"),
+        (lambda: testing.adapt(plain, [np.float32]), ValueError, "dtypes: <class 'numpy.float32'> is none of"),
+        (lambda: testing.adapt(plain, families=["nope"]), ValueError, "families: 'nope' is none of 'normal'"),
+        (lambda: testing.adapt(plain, views=["nope"]), ValueError, "views: 'nope' is none of 'plain'"),
+        (lambda: testing.adapt(plain, views=["one row"]), ValueError, "for out, not ['one row'] alone"),
+        (lambda: testing.adapt(plain, scales=["x"]), TypeError, "scales: None or a finite number, not 'x'"),
+        (lambda: testing.adapt_vjp(plain_vjp, views=[]), ValueError, "views: nothing to choose from"),
+        (lambda: testing.adapt(lambda q, k, v, causal, /: q), TypeError, "needs causal by position; wrap it"),
+        (lambda: testing.adapt(min), TypeError, "min: has no signature; wrap it in a function of q, k, v"),
+        (lambda: report_of(head_dims=st.just(64)), ValueError, "head_dims: a strategy of pairs (head_dim, head_dim_v)"),
+        (lambda: report_of(seqlens=st.just(-3)), ValueError, "seqlens: a strategy of lengths, 0 or more; it drew -3"),
+        (lambda: report_of(seqlens=st.just(0), empty=False), ValueError, "nothing was drawn: no length of seqlens"),
+        (lambda: report_of(leading_dims=st.just(((3,), (2,), (2,)))), ValueError, "leading_dims: a strategy of sizes"),
+        (lambda: testing.report(plain, examples=0), ValueError, "examples: 1 or more, not 0"),
+        (lambda: testing.report(plain, examples=None), TypeError, "examples: how many, not None"),
+        (lambda: testing.report(plain, checks=[]), ValueError, "checks: none given"),
+        (lambda: testing.report(plain, checks=testing.check_signs), TypeError, "checks: a sequence of them, such as ["),
+        (lambda: testing.report(plain, checks=[testing.check_lse_gradient]), ValueError, "checks: check_lse_gradient"),
+        (
+            lambda: testing.report(plain, problems=AttentionProblem()),
+            TypeError,
+            "problems: a strategy, such as st.just(",
+        ),
+        (lambda: testing.report(plain, bound=1), TypeError, "bound: a function like bounds.attention, not 1"),
         (lambda: testing.adapt_vjp(plain_vjp, layout=3), ValueError, "layout: 3 is none of"),
         (lambda: testing.adapt_vjp(plain_vjp, nothing=3), TypeError, "unexpected keyword argument 'nothing'"),
     ],
@@ -339,6 +383,21 @@ def test_errors_of_the_function_are_failures():
 
     (finding,) = testing.report(fails, checks=[testing.check_signs]).failures
     assert finding.said == "IndexError: no such tile" and "check_signs(fn, AttentionProblem(" in finding.repeat
+
+
+def test_an_error_that_is_not_raised_each_time_is_told_as_it_was():
+    calls = []
+
+    def at_times(q, k, v):
+        calls.append(1)
+        if len(calls) % 4 == 0:
+            raise RuntimeError("no kernel image")
+        return plain(q, k, v)
+
+    fn = testing.adapt(at_times, ["float32"], **SMALL)
+    (finding,) = testing.report(fn, examples=20, checks=[testing.check_within_bound]).failures
+    assert finding.said == "RuntimeError: no kernel image\nnot each time that the same is asked"
+    assert finding.repeat.endswith(f"check_within_bound(fn, {finding.problem!r})")
 
 
 def test_seeds_give_other_problems_and_the_same_ones_again():

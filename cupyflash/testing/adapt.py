@@ -61,8 +61,8 @@ def adapt(
         Which dimensions q, k, v and out have, always, and in which order: batch, heads, length, head_dim. lse is
         (B, H, L) without those that the layout lacks. By default any number, heads before length, and broadcast.
     align : "top-left" or "bottom-right"
-        What ``causal`` means where L and S differ, of a function that does not take ``align``. Without it, causal
-        problems have L = S.
+        What ``causal`` means where L and S differ, where it is one of them alone. Without it, causal problems of a
+        function that does not take ``align`` have L = S.
     grouped, empty, empty_rows, nonfinite : bool
         Whether it is for several query heads to a key head; for dimensions of 0; for queries that see no key (out 0,
         lse -inf); for NaN and infinity in arrays.
@@ -96,7 +96,7 @@ def adapt(
     cupyflash.testing.adapt.NotApplicable: softmax_scale: not taken
     """
     domain = {name: value for name, value in locals().items() if name != "fn"}
-    return Adapted(fn, *_taken(fn, domain["variants"]), **_checked(domain))
+    return Adapted(fn, _taken(fn, domain["variants"]), **_checked(domain))
 
 
 def adapt_vjp(vjp, dtypes: Sequence[str] = ("float16", "bfloat16"), **domain) -> AdaptedVjp:
@@ -119,11 +119,11 @@ def adapt_vjp(vjp, dtypes: Sequence[str] = ("float16", "bfloat16"), **domain) ->
     arguments = inspect.signature(adapt).bind(vjp, dtypes, **domain)
     arguments.apply_defaults()
     domain = {name: value for name, value in arguments.arguments.items() if name != "fn"}
-    return AdaptedVjp(vjp, *_taken(vjp, domain["variants"]), **_checked(domain))
+    return AdaptedVjp(vjp, _taken(vjp, domain["variants"]), **_checked(domain))
 
 
 def _taken(fn, variants):
-    """Which of OPTIONS and VARIANTS the function takes by name; all of them where its signature is not known."""
+    """Which of OPTIONS and VARIANTS the function takes by name."""
     name = getattr(fn, "__name__", type(fn).__name__)
     if not callable(fn):
         raise TypeError(f"fn: a function of q, k and v, not {fn!r}")
@@ -131,12 +131,16 @@ def _taken(fn, variants):
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
-        return (known,)
+        raise TypeError(f"{name}: has no signature; wrap it in a function of q, k, v and what it takes") from None
     kinds = inspect.Parameter
     by_position = [x for x in parameters if x.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     if len(by_position) < 3 and not any(x.kind is kinds.VAR_POSITIONAL for x in parameters):
         raise TypeError(f"{name}: takes {len(by_position)} arguments by position, and is called with q, k and v")
-    named = [*by_position[3:], *(x for x in parameters if x.kind is kinds.KEYWORD_ONLY)]
+    for parameter in by_position[3:]:
+        if parameter.kind is kinds.POSITIONAL_ONLY and parameter.default is kinds.empty:
+            raise TypeError(f"{name}: needs {parameter.name} by position; wrap it in a function that takes it by name")
+    named = [x for x in by_position[3:] if x.kind is not kinds.POSITIONAL_ONLY]
+    named += [x for x in parameters if x.kind is kinds.KEYWORD_ONLY]
     for parameter in named:
         if parameter.default is kinds.empty and parameter.name not in known:
             raise TypeError(
@@ -148,7 +152,7 @@ def _taken(fn, variants):
     for variant in variants:
         if variant not in taken:
             raise TypeError(f"{name}: does not take {variant}, which variants asks for")
-    return (taken,)
+    return taken
 
 
 def _checked(domain: dict[str, Any]) -> dict[str, Any]:
@@ -191,13 +195,17 @@ class Adapted:
     def left_out(self) -> list[str]:
         """What :func:`cupyflash.attention` is for and this function is not asked."""
         left_out = [f"{name}: not taken" for name in ("softmax_scale", "causal") if name not in self.taken]
-        if "causal" in self.taken and "align" not in self.taken:
+        if "causal" in self.taken and not self._takes_any_align:
             left_out.append(f"align: {self.align} alone" if self.align else "align: not taken, causal where L = S")
         left_out += [] if self.grouped else ["grouped heads"]
         left_out += [] if self.empty else ["dimensions of 0"]
         left_out += [] if self.empty_rows else ["queries that see no key"]
         left_out += [] if self.nonfinite else ["NaN and infinity"]
         return left_out + (["strides"] if self.is_contiguous else [])
+
+    @property
+    def _takes_any_align(self):
+        return "align" in self.taken and self.align is None
 
     @property
     def is_contiguous(self) -> bool:
@@ -234,12 +242,12 @@ class Adapted:
         """A problem of these strategies as the function takes it."""
         if not self.empty:
             problem = replace(problem, seqlen_q=max(problem.seqlen_q, 1), seqlen_k=max(problem.seqlen_k, 1))
-        if "align" in self.taken or "causal" not in self.taken:
+        if self._takes_any_align or problem.align is None:
             return problem
         # Some are square also where the alignment is known: there, what is said of the other one holds, too.
-        if (problem.causal and self.align is None) or problem.seed % 4 == 1:
+        if self.align is None or problem.seed % 4 == 1:
             problem = replace(problem, seqlen_k=problem.seqlen_q)
-        return replace(problem, align=self.align or problem.align) if problem.causal else problem
+        return replace(problem, align=self.align or problem.align)
 
     def _require_asked(self, q, k, v, options):
         why = next(self._reasons(q, k, v, options), None)
@@ -251,11 +259,11 @@ class Adapted:
         leading, seqlen_q, seqlen_k = (q.shape[:-2], k.shape[:-2], v.shape[:-2]), q.shape[-2], k.shape[-2]
         if options.get("softmax_scale") is not None and "softmax_scale" not in self.taken:
             yield "softmax_scale: not taken"
-        if options.get("causal"):
-            if "causal" not in self.taken:
-                yield "causal: not taken"
-            if "align" not in self.taken and options.get("align") != self.align and seqlen_q != seqlen_k:
-                yield f"align: {self.align} alone" if self.align else "align: not taken"
+        if options.get("causal") and "causal" not in self.taken:
+            yield "causal: not taken"
+        is_other = options.get("align") not in (None, self.align)
+        if is_other and not self._takes_any_align and seqlen_q != seqlen_k:
+            yield f"align: {self.align} alone" if self.align else "align: not taken"
         for name, value in options.items():
             if name not in OPTIONS and value is not None and name not in self.taken:
                 yield f"{name}: not taken"

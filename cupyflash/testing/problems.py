@@ -1,8 +1,9 @@
 """Hypothesis strategies for attention problems: they draw structure and a seed, never floats."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 
 import numpy as np
 from hypothesis import strategies as st
@@ -226,30 +227,72 @@ def attention_problems(
     AttentionProblem(variants=Variants(bias=Operand(values='normal')))
     """
     choices = {"dtypes": dtypes, "families": families, "scales": scales, "views": views}
+    known = {"dtypes": DTYPES, "families": [*FAMILIES, "integers"], "views": layouts.VIEWS}
     strategies = {"leading_dims": leading_dims, "seqlens": seqlens, "head_dims": head_dims, "causal": causal}
     for name, value in choices.items():
-        if isinstance(value, str) or not isinstance(value, Collection):
+        if isinstance(value, str) or not isinstance(value, Sequence):
             raise TypeError(f"{name}: a sequence to choose from, such as [{value!r}], not {value!r}")
+        if not value:
+            raise ValueError(f"{name}: nothing to choose from")
+        for x in value:
+            if name in known:
+                require_known(name, x, known[name])
+            elif x is not None and (isinstance(x, bool) or not isinstance(x, Real) or not math.isfinite(x)):
+                raise TypeError(f"{name}: None or a finite number, not {x!r}")
+    if not set(views) & set(layouts.OUT_VIEWS):
+        raise ValueError(f"views: one of {', '.join(map(repr, layouts.OUT_VIEWS))} too, for out, not {views!r} alone")
     for name, value in strategies.items():
         if not isinstance(value, st.SearchStrategy):
             raise TypeError(f"{name}: a strategy, such as st.just({value!r}), not {value!r}")
     return _problems(**choices, **strategies, variants=variants_of(variants))
 
 
+def _are_sizes(value, least=0):
+    return isinstance(value, tuple | list) and all(isinstance(n, Integral) and n >= least for n in value)
+
+
+def _are_leading_dims(value):
+    if not isinstance(value, tuple | list) or len(value) != 3 or not all(map(_are_sizes, value)):
+        return False
+    try:
+        _ = AttentionProblem("float16", *value).leading
+    except ValueError:
+        return False
+    return True
+
+
+_RIGHT = {
+    "leading_dims": ("a strategy of sizes of q, of k and of v, which broadcast or group heads", _are_leading_dims),
+    "seqlens": ("a strategy of lengths, 0 or more", lambda x: _are_sizes((x,))),
+    "head_dims": (
+        "a strategy of pairs (head_dim, head_dim_v), 1 or more",
+        lambda x: _are_sizes(x, 1) and len(x) == 2,
+    ),
+}
+
+
+def _right(strategy, drawn):
+    """What a strategy has drawn; ValueError that names it, if it is of another kind."""
+    expected, is_right = _RIGHT[strategy]
+    if not is_right(drawn):
+        raise ValueError(f"{strategy}: {expected}; it drew {drawn!r}")
+    return drawn
+
+
 @st.composite
 def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head_dims, causal, variants):
     is_causal = draw(causal)
     drawn_variants = draw(variants)
-    leading_q, leading_k, leading_v = draw(leading_dims)
-    head_dim, head_dim_v = draw(head_dims)
+    leading_q, leading_k, leading_v = _right("leading_dims", draw(leading_dims))
+    head_dim, head_dim_v = _right("head_dims", draw(head_dims))
     out_views = [view for view in views if view in layouts.OUT_VIEWS]
     return AttentionProblem(
         dtype=draw(st.sampled_from(dtypes)),
         leading_q=leading_q,
         leading_k=leading_k,
         leading_v=leading_v,
-        seqlen_q=draw(seqlens),
-        seqlen_k=draw(seqlens),
+        seqlen_q=_right("seqlens", draw(seqlens)),
+        seqlen_k=_right("seqlens", draw(seqlens)),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         causal=is_causal,

@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, currently_in_test_context, given, reject, settings
+from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from cupyflash import bounds
@@ -89,7 +90,7 @@ def _to_repeat(check, problem, options):
 def over_problems(one, strategy, *, seed=None, **more_settings):
     """``one`` of each problem that the strategy draws, but for those that the function is not for.
 
-    How many it was for; where it was for none, NotApplicable says why.
+    How many it was for; where it was for none, NotApplicable says why; ValueError where none could be drawn.
     """
     why, applied = Counter(), 0
     healthy = [*settings.default.suppress_health_check, HealthCheck.filter_too_much, HealthCheck.too_slow]
@@ -112,7 +113,13 @@ def over_problems(one, strategy, *, seed=None, **more_settings):
             raise
         applied += 1
 
-    (every_problem if seed is None else hypothesis.seed(seed)(every_problem))()
+    try:
+        (every_problem if seed is None else hypothesis.seed(seed)(every_problem))()
+    except Unsatisfiable:
+        if not why:
+            raise ValueError(
+                "nothing was drawn: no length of seqlens, or what else a strategy draws, is one that is asked for"
+            ) from None
     if not applied:
         raise NotApplicable(why.most_common(1)[0][0])
     return applied

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from hypothesis import Phase
+from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 from tqdm import tqdm
 
@@ -79,6 +81,8 @@ def report(
     and does not is asked again within ``bound``, which is :func:`bounds.attention` or
     :func:`bounds.attention_backward` unless another one is given. A terminal shows how far it is.
 
+    Raises TypeError or ValueError that names the argument, or the strategy that drew what is no problem.
+
     >>> import numpy as np
     >>> from cupyflash import testing
     >>> def mine(q, k, v):  # no maximum is subtracted
@@ -93,8 +97,9 @@ def report(
     check_within_bound  failed, after ... examples: out[0, 0, 0, 0] is nan, exact ...
     """
     fn = adapted(fn)
-    if checks is None:
-        checks = VJP_CHECKS if isinstance(fn, AdaptedVjp) else FORWARD_CHECKS
+    known = VJP_CHECKS if isinstance(fn, AdaptedVjp) else FORWARD_CHECKS
+    checks = known if checks is None else checks
+    _require_arguments(examples, seed, checks, known, problems, bound)
     options = {} if bound is None else {"bound": bound}
     problems = fn.problems() if problems is None else problems
     findings = []
@@ -102,6 +107,27 @@ def report(
         bar.set_postfix_str(check.__name__)
         findings.append(_finding(check, fn, problems, examples, seed, taken_by(check, options)))
     return Report(tuple(findings), tuple(fn.left_out))
+
+
+def _require_arguments(examples, seed, checks, known, problems, bound):
+    if isinstance(examples, bool) or not isinstance(examples, Integral):
+        raise TypeError(f"examples: how many, not {examples!r}")
+    if examples < 1:
+        raise ValueError(f"examples: 1 or more, not {examples}")
+    if seed is not None and not isinstance(seed, Integral):
+        raise TypeError(f"seed: an integer or None, not {seed!r}")
+    if not isinstance(checks, Sequence):
+        raise TypeError(f"checks: a sequence of them, such as [{getattr(checks, '__name__', checks)}], not {checks!r}")
+    if not checks:
+        raise ValueError("checks: none given")
+    for check in checks:
+        if check not in known:
+            name = getattr(check, "__name__", repr(check))
+            raise ValueError(f"checks: {name} is none of this function, which are {known[0].__name__} and so on")
+    if problems is not None and not isinstance(problems, SearchStrategy):
+        raise TypeError(f"problems: a strategy, such as st.just({problems!r}), not {problems!r}")
+    if bound is not None and not callable(bound):
+        raise TypeError(f"bound: a function like bounds.attention, not {bound!r}")
 
 
 def _finding(check, fn: Adapted, problems, examples: int, seed, options: dict[str, Any]) -> Finding:
@@ -115,17 +141,17 @@ def _finding(check, fn: Adapted, problems, examples: int, seed, options: dict[st
 
 
 def _tried(check, fn: Adapted, problems, examples: int, seed, options: dict[str, Any]) -> Finding:
-    name, tried, first, smallest = check.__name__, 0, None, None
+    name, tried, first, smallest, failure = check.__name__, 0, None, None, None
 
     def one(problem):
-        nonlocal tried, first, smallest
+        nonlocal tried, first, smallest, failure
         try:
             check.one(fn, problem, **options)
         except NotApplicable:
             raise
-        except Exception:
+        except Exception as error:
             tried += 1
-            first, smallest = first or tried, problem  # the last one that Hypothesis tries is the smallest
+            first, smallest, failure = first or tried, problem, error  # the last that Hypothesis tries is the smallest
             raise
         tried += 1
 
@@ -143,14 +169,22 @@ def _tried(check, fn: Adapted, problems, examples: int, seed, options: dict[str,
         )
     except NotApplicable as reason:
         return Finding(name, LEFT_OUT, said=str(reason))
-    except AssertionError as error:
-        said, _, repeat = str(error).rpartition("\n")
-        return Finding(name, FAILED, first, said, smallest, repeat)
     except Exception as error:
-        notes = [x for x in getattr(error, "__notes__", ()) if x.startswith(_REPEAT)]
-        said = f"{type(error).__name__}: {error}"
-        return Finding(name, FAILED, first, said, smallest, notes[-1] if notes else "")
+        if failure is None:
+            raise  # nothing has been asked of the function: what draws its problems is wrong
+        said, repeat = _said(failure)
+        said += "\nnot each time that the same is asked" if isinstance(error, Flaky) else ""
+        return Finding(name, FAILED, first, said, smallest, repeat)
     return Finding(name, PASSED, passed)
+
+
+def _said(failure: Exception) -> tuple[str, str]:
+    """What is wrong, and the call that repeats it."""
+    if isinstance(failure, AssertionError):
+        said, _, repeat = str(failure).rpartition("\n")
+        return said, repeat
+    notes = [x for x in getattr(failure, "__notes__", ()) if x.startswith(_REPEAT)]
+    return f"{type(failure).__name__}: {failure}", notes[-1] if notes else ""
 
 
 def _details(finding: Finding) -> str:

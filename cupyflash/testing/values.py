@@ -29,7 +29,7 @@ EXACT_SCALE = math.log(2)
 
 def require_known(argument, value, allowed):
     """ValueError that names the argument and what is allowed."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{argument}: {value!r} is none of {', '.join(map(repr, dict.fromkeys(allowed)))}")
 
 
