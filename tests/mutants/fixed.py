@@ -131,20 +131,28 @@ FORWARD = [
         "",
         about="nonfinite_in_any_order",
     ),
-    Fault("NaN passes through a weight of 0", "flash_fwd.cu", "remove_nonfinite<ELEMENT>(value_loader);", ""),
+    Fault(
+        "NaN passes through a weight of 0",
+        "flash_fwd.cu",
+        "remove_nonfinite<ELEMENT>(value_loader);",
+        "",
+        about="without_influence",
+    ),
     Fault(
         "NaN does not reach the queries that see it",
         "flash_fwd.cu",
         "spread_nonfinite<ELEMENT>(acc, value_tile, mask, lane);",
         "",
+        about="each_",
     ),
     Fault(
         "a negative scale makes the maximum a minimum",
         "flash_fwd.cu",
         "if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);",
         "",
+        about="softmax_scale=-",
     ),
-    Fault("offsets of 32 bits", "common.cuh", "int64_t elements = 0;", "int elements = 0;"),
+    Fault("offsets of 32 bits", "common.cuh", "int64_t elements = 0;", "int elements = 0;", about="far_apart"),
     Fault(
         "a batch index takes the wrong digit",
         "common.cuh",
@@ -199,18 +207,21 @@ BACKWARD = [
         "block_range.cuh",
         "tiles.begin = int(min(sees_first / BLOCK_M, int64_t(num_tiles)));",
         "",
+        about="no_more_work",
     ),
     Fault(
         "a summed dimension takes the strides of the others",
         "common.cuh",
         "reduced.offset(reduced_index, reduced_stride)",
         "reduced.offset(reduced_index, owner_stride)",
+        about="form='pairs of heads'",
     ),
     Fault(
         "the next query tile overwrites the one in use",
         "flash_bwd_dkdv.cu",
         "__syncthreads();   // this stage has landed, and every warp is done with the other",
         "",
+        about="in_any_order",
     ),
     Fault(
         "the next key tile overwrites the only stage",
@@ -224,6 +235,7 @@ BACKWARD = [
         "flash_bwd_dkdv.cu",
         "cp_async_wait_group<0>();\n        __syncthreads();   // every warp is done with all tiles",
         "__syncthreads();   // every warp is done with all tiles",
+        about="waits_in_the_epilogue",
     ),
     Fault(
         "dout is cleaned while others look for NaN",
@@ -311,6 +323,7 @@ FMA = [
         "flash_bwd_dkdv_fma.cu",
         "query_reloader.load_async(num_queries);",
         "query_loader.load_async(num_queries);",
+        about="in_any_order",
     ),
     Fault(
         "queries overwrite dout in use",
