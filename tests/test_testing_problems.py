@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from cupyflash import reference, testing
@@ -145,6 +147,67 @@ def test_problems_shrink_to_the_plainest():
     assert find(testing.attention_problems(), lambda _: True, settings=nothing) == AttentionProblem(seqlen_q=1)
     plain = find(testing.attention_backward_problems(), lambda _: True, settings=nothing)
     assert plain == AttentionBackwardProblem(AttentionProblem())
+
+
+def drawn(strategy, count=200):
+    """The problems that a check without a seed of its own would be run with."""
+    problems = []
+
+    @settings(max_examples=count, database=None, derandomize=True, phases=[Phase.generate])
+    @given(strategy)
+    def draw(problem):
+        problems.append(getattr(problem, "forward", problem))
+
+    draw()
+    return problems
+
+
+def features(problem):
+    """What faults may depend on, of one problem."""
+    if 0 in problem.leading or problem.seqlen_q == 0:
+        yield "empty result"
+        return
+    if problem.seqlen_k == 0:
+        yield "no keys"
+        return
+    if min(max(leading[:-1], default=1) for leading in (problem.leading_k, problem.leading_v)) > 1:
+        yield "batches of k and v"
+    if problem.seqlen_k > 1 and problem.softmax_scale is None and problem.head_dim > 128:
+        yield "default scale of more than 128"
+    if problem.seqlen_k > 1 and problem.softmax_scale == 0:
+        yield "scale 0"
+    if 1 in (problem.head_dim, problem.head_dim_v):
+        yield "head_dim 1"
+    if problem.leading == ():
+        yield "no leading dimensions"
+    if problem.group > 1:
+        yield "grouped heads"
+    if problem.seqlen_q == problem.seqlen_k:
+        yield "square"
+    if problem.seqlen_k > 64:
+        yield "several tiles"
+
+
+@pytest.mark.skipif(hypothesis.__version_info__ < (6, 170, 1), reason="makes problems out of the one before")
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        testing.attention_problems(),
+        testing.attention_backward_problems(),
+        testing.adapt(reference.attention, layout="BHLD").problems(),
+    ],
+    ids=["forward", "backward", "BHLD"],
+)
+def test_what_is_drawn_often_enough(strategy):
+    problems = drawn(strategy)
+    shares = Counter(feature for problem in problems for feature in features(problem))
+    least = {
+        "empty result": 1, "no keys": 3, "batches of k and v": 50, "default scale of more than 128": 12, "scale 0": 4,
+        "head_dim 1": 4, "grouped heads": 30, "square": 10, "several tiles": 50,
+    }  # fmt: skip
+    assert {feature: shares[feature] for feature in least if shares[feature] < least[feature]} == {}
+    assert shares["empty result"] <= 16
+    assert len(set(map(repr, problems))) >= 185
 
 
 @few

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash.testing import layouts
-from cupyflash.testing.problems import SCALES, AttentionProblem, attention_problems
+from cupyflash.testing.problems import SCALES, AttentionProblem, attention_problems, unlike_each_other
 from cupyflash.testing.reproducible import Reproducible
 from cupyflash.testing.values import DOUT_FAMILIES, FAMILIES, dout_family, element_type, require_known
 
@@ -96,7 +96,7 @@ def attention_backward_problems(
     """
     forward = attention_problems(dtypes, families, scales, views, **strategies)
     out_views = [view for view in views if view in layouts.OUT_VIEWS]
-    return st.builds(
+    problems = st.builds(
         AttentionBackwardProblem,
         forward=forward,
         dout_values=st.sampled_from(DOUT_FAMILIES),
@@ -105,3 +105,4 @@ def attention_backward_problems(
         grad_views=st.tuples(*[st.sampled_from(out_views)] * 3),
         strided_lse=st.booleans(),
     )
+    return unlike_each_other(problems)

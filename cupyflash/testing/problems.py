@@ -18,7 +18,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 #: Head dimensions are drawn in these compiled sizes, to keep the number of specialisations small.
 COMPILED_HEAD_DIMS = [(16, 16), (64, 64), (32, 16), (16, 80), (64, 48), (128, 128), (144, 32), (256, 256)]
 ALIGNMENTS = ["bottom-right", "top-left"]
-SCALES = [None, None, None, 1.0, 0.05, 3.0, 0.0, -0.3, -2.0, 1e-37]
+SCALES = [None, None, None, None, None, 1.0, 0.05, 3.0, 0.0, -0.3, -2.0, 1e-37]
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,16 +132,18 @@ class AttentionProblem(Reproducible):
 
 
 def seqlens(max_seqlen=200):
-    """Lengths from 0, often beside a multiple of a tile."""
-    beside = [n + d for n in (16, 32, 64, 128, 192) for d in (-1, 0, 1)] + [0, 1, 2, 8]
-    return st.integers(1, max_seqlen) | st.sampled_from([n for n in beside if n <= max_seqlen])
+    """Lengths from 0, often few or beside a multiple of a tile; one of about twenty is 0."""
+    beside = [n + d for n in (16, 32, 64, 128, 192) for d in (-1, 0, 1)] + [1, 2, 8]
+    beside = [n for n in beside if n <= max_seqlen]
+    few = st.integers(1, min(16, max_seqlen))
+    return st.integers(1, max_seqlen) | few | st.sampled_from(beside + [0] * math.ceil(len(beside) / 5))
 
 
 @st.composite
 def head_dims(draw):
-    """True sizes within one of the compiled ones, most often multiples of 8."""
-    compiled = draw(st.sampled_from(COMPILED_HEAD_DIMS))
-    return tuple(n - draw(st.sampled_from([0, 0, 0, 8]) | st.integers(0, 15)) for n in compiled)
+    """True sizes within one of the compiled ones: often multiples of 8, or the smallest of them, which may be 1."""
+    compiled = draw(st.sampled_from([*COMPILED_HEAD_DIMS, (144, 32)]))  # a third of them more than 128
+    return tuple(n - draw(st.sampled_from([0, 0, 0, 8, 15]) | st.integers(0, 15)) for n in compiled)
 
 
 @st.composite
@@ -150,24 +152,22 @@ def leading_dims(draw, max_count=8):
 
     The result's have at most about ``max_count`` elements.
     """
-    num_dims = draw(st.sampled_from([0, 2, 1, 2, 3, 2]))
+    num_dims = draw(st.sampled_from([0, 2, 1, 2, 3, 2, 3, 2]))
     if num_dims == 0:
         return (), (), ()
     num_kv_heads = draw(st.sampled_from([1, 2, 3, 2]))
     group = draw(st.sampled_from([1, 2, 3, 2, 1])) if num_dims > 1 else 1
-    batch = tuple(draw(st.sampled_from([1, 2, 3, 2, 1, 0])) for _ in range(num_dims - 1))
-    while math.prod(batch) * num_kv_heads * group > max_count:
-        if max(batch, default=1) > 1:
-            batch = tuple(1 if n == max(batch) else n for n in batch)
-        elif group > 1:
-            group -= 1
-        else:
-            num_kv_heads = min(num_kv_heads, max_count)
-    full_kv = (*batch, num_kv_heads)
-    leading_q = (*batch, num_kv_heads * group)
-    leading_k, leading_v = (_broadcast(draw, full_kv) for _ in range(2))
-    if draw(st.booleans()) and group == 1:
-        leading_q = _broadcast(draw, leading_q)
+    sizes = [*(draw(_batch_sizes([1, 2, 3, 2])) for _ in range(num_dims - 1)), num_kv_heads, group]
+    while math.prod(sizes) > max_count:
+        largest = max(range(len(sizes)), key=lambda i: (sizes[i], i))  # of equal ones the last: batches stay above 1
+        sizes[largest] -= 1
+    *batch, num_kv_heads, group = sizes
+    leading_q, leading_k = (*batch, num_kv_heads * group), (*batch, num_kv_heads)
+    leading_v = leading_k
+    if draw(st.booleans()):
+        leading_k, leading_v = (_broadcast(draw, leading_k) for _ in range(2))
+        if draw(st.booleans()) and group == 1:
+            leading_q = _broadcast(draw, leading_q)
     # A single dimension on every side is not one of heads, and plain broadcasting holds.
     if max(len(leading_q), len(leading_k), len(leading_v)) < 2:
         return leading_q, leading_q[:0], leading_q[:0]
@@ -185,12 +185,17 @@ def same_heads(draw, num_dims, *, grouped=True, empty=True):
     """
     if num_dims == 0:
         return (), (), ()
-    sizes = [1, 2, 3, 0] if empty else [1, 2, 3]
-    batch = tuple(draw(st.sampled_from(sizes)) for _ in range(num_dims - 1))
+    sizes = _batch_sizes([1, 2, 3]) if empty else st.sampled_from([1, 2, 3])
+    batch = tuple(draw(sizes) for _ in range(num_dims - 1))
     num_kv_heads = draw(st.integers(1, 3))
     group = draw(st.sampled_from([1, 1, 2, 3])) if grouped and num_dims > 1 else 1
     leading_k = (*batch, num_kv_heads)
     return (*batch, num_kv_heads * group), leading_k, leading_k
+
+
+def _batch_sizes(sizes):
+    """One of them, and rarely 0: little can be wrong with an empty result."""
+    return st.sampled_from(sizes * (60 // len(sizes)) + [0])
 
 
 def _broadcast(draw, dims):
@@ -244,7 +249,17 @@ def attention_problems(
     for name, value in strategies.items():
         if not isinstance(value, st.SearchStrategy):
             raise TypeError(f"{name}: a strategy, such as st.just({value!r}), not {value!r}")
-    return _problems(**choices, **strategies, variants=variants_of(variants))
+    return unlike_each_other(_problems(**choices, **strategies, variants=variants_of(variants)))
+
+
+def unlike_each_other(problems):
+    """The same problems, each drawn independently.
+
+    Hypothesis makes most examples out of the one before, copying one drawn value over another. Of 200 problems, about
+    40 would be independent, and whether a size is among them at all would depend on the seed. Within a collection of
+    unique elements it copies nothing (since 6.170.1; before, the problems are the same, only more alike).
+    """
+    return st.lists(problems, min_size=1, max_size=1, unique_by=id).map(lambda one: one[0])
 
 
 def _are_sizes(value, least=0):
@@ -286,13 +301,19 @@ def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head
     leading_q, leading_k, leading_v = _right("leading_dims", draw(leading_dims))
     head_dim, head_dim_v = _right("head_dims", draw(head_dims))
     out_views = [view for view in views if view in layouts.OUT_VIEWS]
+    seqlen_q = _right("seqlens", draw(seqlens))
+    if seqlen_q == 0 and draw(st.sampled_from([False, True, True, True])):
+        # More problems without keys than without queries, where nothing can be wrong.
+        seqlen_q = _right("seqlens", draw(seqlens))
+    seqlen_k = _right("seqlens", draw(seqlens))
+    seqlen_k = draw(st.sampled_from([seqlen_k] * 7 + [seqlen_q]))
     return AttentionProblem(
         dtype=draw(st.sampled_from(dtypes)),
         leading_q=leading_q,
         leading_k=leading_k,
         leading_v=leading_v,
-        seqlen_q=_right("seqlens", draw(seqlens)),
-        seqlen_k=_right("seqlens", draw(seqlens)),
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         causal=is_causal,
