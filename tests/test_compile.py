@@ -22,6 +22,7 @@ SPECIALISATIONS = [
         ((192, 128), False),
         ((256, 256), True),
     ]
+    if dtype == np.float16 or head_dims in ((64, 64), (256, 256))  # both types are one template
 ]
 
 
