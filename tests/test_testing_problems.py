@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections import Counter
 
-import hypothesis
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -188,7 +187,6 @@ def features(problem):
         yield "several tiles"
 
 
-@pytest.mark.skipif(hypothesis.__version_info__ < (6, 170, 1), reason="makes problems out of the one before")
 @pytest.mark.parametrize(
     "strategy",
     [

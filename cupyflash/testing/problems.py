@@ -257,7 +257,7 @@ def unlike_each_other(problems):
 
     Hypothesis makes most examples out of the one before, copying one drawn value over another. Of 200 problems, about
     40 would be independent, and whether a size is among them at all would depend on the seed. Within a collection of
-    unique elements it copies nothing (since 6.170.1; before, the problems are the same, only more alike).
+    unique elements it copies nothing (since 6.170.1).
     """
     return st.lists(problems, min_size=1, max_size=1, unique_by=id).map(lambda one: one[0])
 
