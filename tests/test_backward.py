@@ -19,7 +19,7 @@ def check(backend, problem, arch="sm_80"):
     return arguments, options, gradients, exact, bound
 
 
-@settings(max_examples=16)
+@settings(max_examples=8)
 @given(problem=testing.attention_backward_problems())
 @example(problem=BackwardProblem(Problem(seqlen_q=0, seqlen_k=3, leading_q=(2,))))
 @example(problem=BackwardProblem(Problem(seqlen_q=5, seqlen_k=0, head_dim_v=13), with_dlse=True))
@@ -86,7 +86,7 @@ def test_more_batch_dimensions_than_the_kernel_holds_are_merged(backend):
     check(backend, BackwardProblem(Problem("float16", dims, dims, dims[3:], 3, 5, seed=4)))
 
 
-@settings(max_examples=16)
+@settings(max_examples=8)
 @given(
     problem=testing.attention_backward_problems(families=["normal", "one sign", "rising"], scales=[None, -0.5]),
     places=testing.hostile_values(["dout", "q", "k", "v"]),
