@@ -242,15 +242,21 @@ BACKWARD = [
         "flash_bwd_dkdv.cu",
         "__syncthreads();   // every warp has seen the values",
         "",
+        about="nonfinite_in_any_order",
     ),
     Fault(
-        "NaN of dout passes a weight of 0", "flash_bwd_dkdv.cu", "remove_nonfinite<ELEMENT>(dout_loader, stage);", ""
+        "NaN of dout passes a weight of 0",
+        "flash_bwd_dkdv.cu",
+        "remove_nonfinite<ELEMENT>(dout_loader, stage);",
+        "",
+        about="each_nonfinite_row",
     ),
     Fault(
         "infinite dout does not reach the keys that it sees",
         "flash_bwd_dkdv.cu",
         "spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, seen, lane);",
         "",
+        about="each_nonfinite_row",
     ),
 ]
 
@@ -260,6 +266,7 @@ FMA = [
         "flash_bwd_dkdv_fma.cu",
         "dscores[m][n] = mask.visible(m, column",
         "dscores[m][n] = mask.visible(0, column",
+        about="each_nonfinite_row",
     ),
     # In float32 alone: no bound is as tight as what is said of exp and log.
     Fault(
