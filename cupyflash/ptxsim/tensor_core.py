@@ -21,6 +21,14 @@ _DECODE = {"f16": f16_to_f32, "bf16": bf16_to_f32}
 _F16_SCALE = 2.0**112  # of a float32 with the bits of a binary16 number: the difference of the exponents' biases
 
 
+_SMALLEST = np.array([1], np.uint32).view(np.float32)
+
+
+def _keeps_subnormals():
+    """Whether this thread computes with float32 subnormals, which those of halves become on their way; XLA's flush."""
+    return _SMALLEST.astype(np.float64)[0] != 0
+
+
 def in_shared(address):
     """A 64-bit address that may be generic, as an address in shared memory."""
     return np.where(address >> WINDOW_SHIFT == 1, address - SHARED_WINDOW, address)
@@ -164,7 +172,7 @@ def _decoded(side, type_, words):
         return values
     bits = words.view(np.uint16)
     values = scratch(side, bits.shape, np.float64)
-    if type_ == "f16" and ((bits & np.uint16(0x7FFF)).max() < 0x7C00):  # neither infinite nor NaN
+    if type_ == "f16" and ((bits & np.uint16(0x7FFF)).max() < 0x7C00) and _keeps_subnormals():  # nor infinite or NaN
         shifted = scratch("shifted", bits.shape, np.int32)
         np.copyto(shifted, bits.view(np.int16))
         shifted <<= 13
