@@ -46,13 +46,14 @@ class Parts:
             device.empty(shape, dtype) if with_max else None,
         )
 
-    def members(self, device: Any) -> dict[str, int]:
+    @property
+    def members(self) -> dict[str, Any]:
         """Values of ``VariantParams`` in the kernel that computes the parts."""
         return {
             "split_size": self.size,
             "num_splits": self.count,
             "num_rows": self.lse.shape[1],
-            "partial_out": device.address(self.out),
+            "partial_out": self.out,
         }
 
 
@@ -78,15 +79,15 @@ def join(problem: Problem, device: Any, parts: Parts, out, out_layout: Layout, l
     rows = _problem_of_rows(problem)
     arrays = {"out": out, **_variant.arrays(rows, device)}
     layouts = {"out": out_layout, **_variant.layouts(rows)}
-    batch, operands = _launch.operands(device, rows.batch_shape, arrays, layouts)
+    batch, operands = _launch.operands(rows.batch_shape, arrays, layouts)
     with_max = row_max is not None
     params = _launch.pack(
         params_dtype(_variant.params_dtype(rows, _launch.OPERAND, return_max=with_max)),
-        partial_out=device.address(parts.out),
-        partial_lse=device.address(parts.lse),
-        partial_max=device.address(parts.row_max) if with_max else 0,
+        partial_out=parts.out,
+        partial_lse=parts.lse,
+        partial_max=parts.row_max,
         out=operands["out"],
-        lse=0 if lse is None else device.address(lse),
+        lse=lse,
         batch=batch,
         num_rows=parts.lse.shape[1],
         num_parts=parts.count,
@@ -94,14 +95,12 @@ def join(problem: Problem, device: Any, parts: Parts, out, out_layout: Layout, l
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         head_dim_v=problem.head_dim_v,
-        variant=_variant.params(rows, operands, row_max=device.address(row_max) if with_max else None),
+        variant=_variant.params(rows, operands, row_max=row_max),
     )
     defines = _variant.defines(rows, return_max=with_max)
-    results = (array for array in (parts.out, parts.lse, parts.row_max, lse, row_max) if array is not None)
     return Launch(
         config(problem.dtype, problem.lse_dtype, problem.num_batches * problem.seqlen_q, defines),
-        params,
-        (*arrays.values(), *results),
+        *params,
     )
 
 

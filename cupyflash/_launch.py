@@ -1,7 +1,8 @@
 """Where arrays live and how kernels run there: CuPy arrays on their GPU, NumPy arrays in the simulator.
 
 Both devices have the same methods and are given the same source, options, grid, block, shared memory and argument
-bytes (addresses aside). A kernel takes one structure, packed here as a NumPy structured scalar.
+bytes (addresses aside). A kernel takes one structure, packed here as a NumPy structured scalar. Addresses in it are
+unsigned 64-bit fields, and nothing else is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -188,17 +189,47 @@ def attention_naive_bwd_params(scale_dtype: np.dtype) -> np.dtype:
     )
 
 
-def pack(dtype: np.dtype, **fields: Any) -> np.void:
-    """A structured scalar; a field that is itself a structure is given as a dict, a short array is filled with 0."""
-    params = np.zeros((), dtype)
-    _fill(params, fields)
-    return params[()]
+_ADDRESS = np.dtype(np.uint64)
 
 
-def _fill(params: np.ndarray, fields: dict[str, Any]) -> None:
+@dataclass(frozen=True, eq=False)
+class Params:
+    """A kernel's argument, with 0 in place of the addresses in it."""
+
+    dtype: np.dtype
+    words: np.ndarray  # its bytes, 8 by 8
+    places: tuple[int, ...]  # of the addresses among them
+
+    def at(self, addresses: Iterable[int]) -> np.void:
+        """The argument with these addresses."""
+        words = self.words.copy()
+        for place, address in zip(self.places, addresses, strict=True):
+            words[place] = address
+        return words.view(self.dtype)[0]
+
+
+def pack(dtype: np.dtype, **fields: Any) -> tuple[Params, tuple[Any, ...]]:
+    """A kernel's argument, and the arrays whose addresses it holds.
+
+    A field that is itself a structure is given as a dict, a short array is filled with 0. For an address the array is
+    given, or None.
+    """
+    values = np.zeros(1, dtype)
+    pointers: dict[int, Any] = {}
+    _fill(values[0], fields, pointers, 0)
+    words = values.view(_ADDRESS)
+    return Params(dtype, words, tuple(byte // _ADDRESS.itemsize for byte in pointers)), tuple(pointers.values())
+
+
+def _fill(params: np.void, fields: dict[str, Any], pointers: dict[int, Any], start: int) -> None:
+    """Put values into ``params``, which are at byte ``start`` of the argument, and arrays by their byte there."""
     for name, value in fields.items():
+        field, offset = params.dtype.fields[name][:2]
         if isinstance(value, dict):
-            _fill(params[name], value)
+            _fill(params[name], value, pointers, start + offset)
+        elif field == _ADDRESS:
+            if value is not None:
+                pointers[start + offset] = value
         elif isinstance(value, tuple):
             params[name][: len(value)] = value
         else:
@@ -211,13 +242,13 @@ def batch_shape(sizes: tuple[int, ...]) -> dict[str, Any]:
 
 
 def operands(
-    device: Simulator | Gpu, shape: tuple[int, ...], arrays: Mapping[str, Any], layouts: Mapping[str, Layout]
+    shape: tuple[int, ...], arrays: Mapping[str, Any], layouts: Mapping[str, Layout]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Field values of ``BATCH_SHAPE`` and, for each layout over ``shape``, of ``OPERAND``; no array: address 0."""
     sizes, batch_strides = merge_batch_dims(shape, *(layout.batch_strides for layout in layouts.values()))
     fields = {
         name: {
-            "data": device.address(arrays[name]) if name in arrays else 0,
+            "data": arrays.get(name),
             "row_stride": layouts[name].row_stride,
             "batch_stride": strides,
         }
@@ -226,13 +257,12 @@ def operands(
     return batch_shape(sizes), fields
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch and the arrays that its parameters point into."""
+class Launch(NamedTuple):
+    """One kernel launch, and the arrays whose addresses its parameters hold."""
 
     config: KernelConfig
-    params: np.void
-    arrays: tuple[Any, ...]
+    params: Params
+    arrays: Sequence[Any]
 
 
 class Simulator:
@@ -257,9 +287,6 @@ class Simulator:
     def from_host(self, array: np.ndarray) -> np.ndarray:
         return array
 
-    def address(self, array: np.ndarray) -> int:
-        return array.ctypes.data
-
     def kernel(self, config: KernelConfig) -> Callable[..., None]:
         source = _source.render(config.file, config.defines, config.user_functions)
         with _explained(config, self._ptxsim.CompileError):
@@ -274,8 +301,9 @@ class Simulator:
     def launch(self, launch: Launch) -> None:
         config = launch.config
         kernel = self.kernel(config)
+        params = launch.params.at(array.ctypes.data for array in launch.arrays)
         with self._ptxsim.device_memory(*launch.arrays):
-            kernel((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
+            kernel((config.grid,), (config.block,), (params,), shared_mem=config.shared_bytes)
 
 
 class Gpu:
@@ -308,9 +336,6 @@ class Gpu:
     def from_host(self, array: np.ndarray):
         return self._cupy.asarray(array)
 
-    def address(self, array) -> int:
-        return array.data.ptr
-
     def kernel(self, config: KernelConfig) -> Callable[..., None]:
         source = _source.render(config.file, config.defines, config.user_functions)
         module = _memoised(("cupy", source), lambda: self._cupy.RawModule(code=source, options=OPTIONS))
@@ -321,7 +346,8 @@ class Gpu:
 
     def launch(self, launch: Launch) -> None:
         config = launch.config
-        self.kernel(config)((config.grid,), (config.block,), (launch.params,), shared_mem=config.shared_bytes)
+        params = launch.params.at(array.data.ptr for array in launch.arrays)
+        self.kernel(config)((config.grid,), (config.block,), (params,), shared_mem=config.shared_bytes)
 
     def _kernel(self, module, config: KernelConfig):
         kernel = module.get_function(config.name)

@@ -59,13 +59,13 @@ def _pair_sum(call, gradient, layout: Layout, sums: Sums) -> Launch:
 
 def _row_sum(call, arrays, layouts, gradient, layout: Layout, lengths: int = 0) -> Launch:
     """``arrays`` by the names that ``row_sum`` has for them."""
-    problem, device = call.problem, call.device
+    problem = call.problem
     arrays, layouts = {**arrays, "result": gradient}, {**layouts, "result": layout}
     sums = summation(problem.batch_shape, layout, layouts)
     params = _launch.pack(
         _launch.row_sum_params(with_lengths=lengths > 0, with_sink="attn_sink" in arrays),
         **{
-            name: {"data": device.address(arrays[name]), "row_stride": layouts[name].row_stride, **strides}
+            name: {"data": arrays[name], "row_stride": layouts[name].row_stride, **strides}
             for name, strides in sums.strides.items()
         },
         **sums.shapes,
@@ -74,7 +74,7 @@ def _row_sum(call, arrays, layouts, gradient, layout: Layout, lengths: int = 0) 
     )
     sink = arrays["attn_sink"].dtype if "attn_sink" in arrays else None
     config = _option_gradients_config.row_sum(problem, gradient.dtype, sums.num_owners, lengths=lengths, sink=sink)
-    return Launch(config, params, tuple(arrays.values()))
+    return Launch(config, *params)
 
 
 def _operand_layout(problem, name: str, array) -> Layout:

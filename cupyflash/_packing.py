@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from cupyflash import _config, _launch
+from cupyflash._arrays import address
 from cupyflash._launch import Launch
 from cupyflash._layouts import Layout, merge_batch_dims
 from cupyflash._problem import Problem
@@ -34,12 +35,12 @@ def in_chunks_or_packed(
 ) -> tuple[Any, Layout, list[Launch]]:
     """The array itself, or a packed one and the copy that fills it, or that brings a result back from it."""
     matrices = batch_shape, rows, columns
-    if array.size == 0 or in_chunks(device.address(array), array.dtype.itemsize, layout, *matrices):
+    if array.size == 0 or in_chunks(address(array), array.dtype.itemsize, layout, *matrices):
         return array, layout, []
     other, other_layout = packed(device, array.dtype, layout, *matrices)
     if is_result:
-        return other, other_layout, [copy(device, other, other_layout, array, layout, *matrices)]
-    return other, other_layout, [copy(device, array, layout, other, other_layout, *matrices)]
+        return other, other_layout, [copy(other, other_layout, array, layout, *matrices)]
+    return other, other_layout, [copy(array, layout, other, other_layout, *matrices)]
 
 
 def contiguous_rows(device, problem: Problem, array) -> tuple[Any, list[Launch]]:
@@ -48,7 +49,7 @@ def contiguous_rows(device, problem: Problem, array) -> tuple[Any, list[Launch]]
         return array, []
     target = device.empty(array.shape, array.dtype)
     layouts = [problem.row_values_layout(x) for x in (array, target)]
-    return target, [copy(device, array, layouts[0], target, layouts[1], problem.batch_shape, problem.rows_q, 1)]
+    return target, [copy(array, layouts[0], target, layouts[1], problem.batch_shape, problem.rows_q, 1)]
 
 
 def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int) -> tuple[Any, Layout]:
@@ -65,7 +66,7 @@ def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: in
     return array, Layout(batch_strides, row_stride, 1)
 
 
-def copy(device, source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
+def copy(source, source_layout: Layout, target, target_layout: Layout, batch_shape, rows, columns) -> Launch:
     """Each matrix once: along a dimension that both sides broadcast, only the first."""
     shape = tuple(
         size if a or b else 1
@@ -74,10 +75,10 @@ def copy(device, source, source_layout: Layout, target, target_layout: Layout, b
     sizes, (source_strides, target_strides) = merge_batch_dims(
         shape, source_layout.batch_strides, target_layout.batch_strides
     )
-    params = _launch.pack(
+    packed_params = _launch.pack(
         _launch.STRIDED_COPY,
-        source=device.address(source),
-        target=device.address(target),
+        source=source,
+        target=target,
         source_row_stride=source_layout.row_stride,
         source_column_stride=source_layout.column_stride,
         target_row_stride=target_layout.row_stride,
@@ -89,4 +90,4 @@ def copy(device, source, source_layout: Layout, target, target_layout: Layout, b
         rows=rows,
         columns=columns,
     )
-    return Launch(_config.strided_copy((*sizes, rows, columns), source.dtype), params, (source, target))
+    return Launch(_config.strided_copy((*sizes, rows, columns), source.dtype), *packed_params)

@@ -85,7 +85,8 @@ def _run(problem: Problem, kernel: str, defines: dict[str, int | str] | None = N
     device = _launch.Simulator()
     params = _launch.pack(
         params_dtype(aux),
-        **{name: device.address(array) for name, array in (arrays | lengths).items()},
+        **arrays,
+        **lengths,
         num_pairs=pairs,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
@@ -101,8 +102,7 @@ def _run(problem: Problem, kernel: str, defines: dict[str, int | str] | None = N
         block=THREADS,
         user_functions=functions,
     )
-    touched = (*arrays.values(), *lengths.values(), *aux.values())
-    _launch.run(device, [_launch.Launch(config, params, touched)])
+    _launch.run(device, [_launch.Launch(config, *params)])
 
 
 def params_dtype(aux) -> np.dtype:

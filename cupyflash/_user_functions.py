@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash._arrays import BFLOAT16, FLOAT16, address
+from cupyflash._arrays import BFLOAT16, FLOAT16
 
 #: How a function receives an array. What is no pointer reads 16-bit floats as float (pair.cuh).
 _ARRAY_TYPES = {
@@ -150,9 +150,9 @@ def aux_dtype(aux: Mapping[str, Any]) -> np.dtype:
     return np.dtype([(f"array_{number}", np.uint64) for number in range(len(aux))] or [("empty", np.uint8)], align=True)
 
 
-def aux_params(aux: Mapping[str, Any]) -> dict[str, int]:
+def aux_params(aux: Mapping[str, Any]) -> dict[str, Any]:
     """Values of ``AuxArrays``."""
-    return {f"array_{number}": address(array) for number, array in enumerate(aux.values())}
+    return {f"array_{number}": array for number, array in enumerate(aux.values())}
 
 
 #: What may be no part of an expression, so that it cannot end and something else begin.

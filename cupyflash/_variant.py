@@ -152,12 +152,12 @@ def params_dtype(
 def params(
     problem: Problem,
     operands: Mapping[str, dict[str, Any]],
-    row_max: int | None = None,
-    parts: Mapping[str, int] | None = None,
+    row_max: Any = None,
+    parts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Values of ``VariantParams``; ``operands`` has those of each optional operand's structure, with its address.
+    """Values of ``VariantParams``; ``operands`` has those of each optional operand's structure, with its array.
 
-    ``row_max`` is an address, ``parts`` has the members of a kernel whose keys are split.
+    ``row_max`` is an array, ``parts`` has the members of a kernel whose keys are split.
     """
     values: dict[str, Any] = dict(parts or {})
     if _with_lengths(problem):

@@ -220,7 +220,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
     optional = _variant.arrays(problem, device)
     arrays |= optional
     layouts |= _variant.layouts(problem)
-    batch, operands = _launch.operands(device, problem.batch_shape, arrays, layouts)
+    batch, operands = _launch.operands(problem.batch_shape, arrays, layouts)
     # What the kernel stores: the results, or those of each part of the keys, for another kernel to join.
     with_max, parts = row_max is not None, None
     stored_lse, stored_max = lse, row_max
@@ -237,7 +237,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
     params = _launch.pack(
         params_dtype,
         **{name: operands[name] for name in ("query", "key", "value", "out")},
-        lse=0 if stored_lse is None else device.address(stored_lse),
+        lse=stored_lse,
         batch=batch,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
@@ -246,13 +246,6 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
         **_variant.band(problem),
         **scales,
         scale=problem.softmax_scale,
-        variant=_variant.params(
-            problem,
-            operands,
-            device.address(stored_max) if with_max else None,
-            parts.members(device) if parts else None,
-        ),
+        variant=_variant.params(problem, operands, stored_max, parts.members if parts else None),
     )
-    stored = (stored_lse, stored_max, parts.out if parts else None)
-    touched = (*arrays.values(), *(array for array in stored if array is not None))
-    return [*before, Launch(config, params, touched), *after]
+    return [*before, Launch(config, *params), *after]

@@ -197,7 +197,6 @@ class _Backward:
 
     def _delta(self) -> Launch:
         problem, names = self.problem, ("out", "dout")
-        rows = {name: self.arrays.get(name) for name in ("lse", "dlse", "delta", "lse_log2")}
         # Sequences of a packed batch are one after the other: its rows are a matrix of each head.
         first_axis = 1 if problem.packed else 0
         batch_shape = problem.batch_shape[first_axis:]
@@ -208,20 +207,19 @@ class _Backward:
             _launch.FLASH_BWD_DELTA,
             **{
                 name: {
-                    "data": self.device.address(self.arrays[name]),
+                    "data": self.arrays[name],
                     "row_stride": self.layouts[name].row_stride,
                     "batch_stride": batch_strides,
                 }
                 for name, batch_strides in zip(names, strides, strict=True)
             },
-            **{name: 0 if array is None else self.device.address(array) for name, array in rows.items()},
+            **{name: self.arrays.get(name) for name in ("lse", "dlse", "delta", "lse_log2")},
             batch=_launch.batch_shape(sizes),
             num_batches=math.prod(batch_shape),
             seqlen_q=problem.rows_q,
             head_dim_v=problem.head_dim_v,
         )
-        touched = [*(self.arrays[name] for name in names), *(array for array in rows.values() if array is not None)]
-        return Launch(_backward_config.flash_bwd_delta(problem), params, tuple(touched))
+        return Launch(_backward_config.flash_bwd_delta(problem), *params)
 
     def _dq(self) -> Launch:
         terms = self.terms("dquery", *self.slopes)
@@ -259,7 +257,7 @@ class _Backward:
         problem = self.problem
         operands = {
             name: {
-                "data": self.device.address(self.arrays[name]) if name in self.arrays else 0,
+                "data": self.arrays.get(name),
                 "row_stride": self.layouts[name].row_stride,
                 **strides,
             }
@@ -280,5 +278,4 @@ class _Backward:
             variant=_variant.params(problem, operands),
             **own,
         )
-        read = [self.arrays[name] for name in operands if name in self.arrays]
-        return Launch(config, params, (*read, *problem.aux.values()))
+        return Launch(config, *params)

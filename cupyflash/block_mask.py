@@ -91,9 +91,9 @@ def block_mask(
         lengths = [device.from_host(np.full(matrices, length, np.int32)) for length in (seqlen_q, seqlen_k)]
         params = _launch.pack(
             params_dtype(aux),
-            bits=device.address(bits),
-            seqlens_q=device.address(lengths[0]),
-            seqlens_k=device.address(lengths[1]),
+            bits=bits,
+            seqlens_q=lengths[0],
+            seqlens_k=lengths[1],
             num_pairs=matrices * seqlen_q * seqlen_k,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
@@ -108,7 +108,7 @@ def block_mask(
             block=THREADS,
             user_functions=functions,
         )
-        _launch.run(device, [_launch.Launch(config, params, (bits, *lengths, *aux.values()))])
+        _launch.run(device, [_launch.Launch(config, *params)])
     return BlockMask(mask_mod, MappingProxyType(aux), int(seqlen_q), int(seqlen_k), int(block_size), bits)
 
 

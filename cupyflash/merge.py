@@ -62,10 +62,10 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         )
         params = _launch.pack(
             _combine.params_dtype(),
-            partial_out=device.address(stacked_outs),
-            partial_lse=device.address(stacked_lses),
-            out={"data": device.address(out), "row_stride": head_dim_v},
-            lse=device.address(lse),
+            partial_out=stacked_outs,
+            partial_lse=stacked_lses,
+            out={"data": out, "row_stride": head_dim_v},
+            lse=lse,
             num_rows=rows,
             num_parts=len(outs),
             num_batches=1,
@@ -73,7 +73,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
             head_dim_v=head_dim_v,
         )
         config = _combine.config(out.dtype, out.dtype, rows, {})
-        joined = Launch(config, params, (stacked_outs, stacked_lses, out, lse))
+        joined = Launch(config, *params)
         _launch.run(device, [*out_copies, *lse_copies, joined])
     return out, lse
 
@@ -107,7 +107,7 @@ def _stacked(device: Any, arrays: Sequence[Any]) -> tuple[Any, list[Launch]]:
     *leading, rows, columns = arrays[0].shape
     target = device.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
     copies = [
-        _packing.copy(device, array, _layout(array), place, _layout(place), tuple(leading), rows, columns)
+        _packing.copy(array, _layout(array), place, _layout(place), tuple(leading), rows, columns)
         for array, place in zip(arrays, target, strict=True)
     ]
     return target, copies if target.size else []

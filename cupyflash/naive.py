@@ -47,9 +47,8 @@ def attention(
             out = device.empty(problem.out_shape, problem.dtype)
         lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
         scores = device.empty((problem.num_batches, problem.seqlen_q, problem.seqlen_k), problem.dtype)
-        params = _forward_params(problem, device, q, k, v, out, scores, lse)
-        arrays = (q, k, v, out, scores, *(() if lse is None else (lse,)))
-        _launch.run(device, [Launch(config, params, arrays) for config in configs])
+        params = _forward_params(problem, q, k, v, out, scores, lse)
+        _launch.run(device, [Launch(config, *params) for config in configs])
     return (out, lse) if return_lse else out
 
 
@@ -90,8 +89,8 @@ def attention_backward(
         gradients = made(device, problem, (q, k, v), grads_out)
         shape = (problem.num_batches, problem.seqlen_q, problem.seqlen_k)
         weights, dscores = (device.empty(shape, problem.dtype) for _ in range(2))
-        params = _forward_params(problem, device, q, k, v, out, weights, None)
-        launches = [Launch(config, params, (q, k, v, out, weights)) for config in (scores_config, softmax_config)]
+        params = _forward_params(problem, q, k, v, out, weights, None)
+        launches = [Launch(config, *params) for config in (scores_config, softmax_config)]
         dlse, copies = _packing.contiguous_rows(device, problem, dlse)
         launches += copies
 
@@ -105,15 +104,13 @@ def attention_backward(
             "weights": pairs,
             "dscores": pairs,
         }
-        launches += [
-            _backward_launch(problem, device, name, arrays, layouts, pairs, dlse) for name in ("dweights", "dscores")
-        ]
+        launches += [_backward_launch(problem, name, arrays, layouts, pairs, dlse) for name in ("dweights", "dscores")]
         for name, gradient in zip(("dquery", "dkey", "dvalue"), gradients, strict=True):
             if gradient.size:  # an array without elements has strides that say nothing
                 layout = problem.layout(gradient, shared_heads=name != "dquery")
                 launches.append(
                     _backward_launch(
-                        problem, device, name, {**arrays, "gradient": gradient}, {**layouts, "gradient": layout},
+                        problem, name, {**arrays, "gradient": gradient}, {**layouts, "gradient": layout},
                         layout, None,
                     )
                 )  # fmt: skip
@@ -129,11 +126,11 @@ def _pair_layout(problem: Problem) -> Layout:
     return Layout(strides, problem.seqlen_k, 1)
 
 
-def _backward_launch(problem: Problem, device, name: str, arrays, layouts, owner: Layout, dlse) -> Launch:
+def _backward_launch(problem: Problem, name: str, arrays, layouts, owner: Layout, dlse) -> Launch:
     terms = summation(problem.batch_shape, owner, layouts)
     matrices = {
         operand: {
-            "data": device.address(arrays[operand]),
+            "data": arrays[operand],
             "row_stride": layouts[operand].row_stride,
             "column_stride": layouts[operand].column_stride,
             **strides,
@@ -144,21 +141,20 @@ def _backward_launch(problem: Problem, device, name: str, arrays, layouts, owner
         _launch.attention_naive_bwd_params(problem.lse_dtype),
         **matrices,
         **terms.shapes,
-        dlse=0 if dlse is None else device.address(dlse),
+        dlse=dlse,
         num_owners=terms.num_owners,
         num_reduced=terms.num_reduced,
         **_sizes(problem),
     )
-    touched = (*arrays.values(), *(() if dlse is None else (dlse,)))
-    return Launch(_backward_config.attention_naive_bwd(problem, name, terms.num_owners), params, touched)
+    return Launch(_backward_config.attention_naive_bwd(problem, name, terms.num_owners), *params)
 
 
-def _forward_params(problem: Problem, device, q, k, v, out, scores, lse):
+def _forward_params(problem: Problem, q, k, v, out, scores, lse):
     layouts = {"query": problem.q, "key": problem.k, "value": problem.v, "out": problem.layout(out)}
     sizes, batch_strides = merge_batch_dims(problem.batch_shape, *(layout.batch_strides for layout in layouts.values()))
     operands = {
         name: {
-            "data": device.address(array),
+            "data": array,
             "row_stride": layouts[name].row_stride,
             "column_stride": layouts[name].column_stride,
             "batch_stride": strides,
@@ -168,8 +164,8 @@ def _forward_params(problem: Problem, device, q, k, v, out, scores, lse):
     return _launch.pack(
         _launch.attention_naive_params(problem.lse_dtype),
         **operands,
-        scores=device.address(scores),
-        lse=0 if lse is None else device.address(lse),
+        scores=scores,
+        lse=lse,
         batch=_launch.batch_shape(sizes),
         num_batches=problem.num_batches,
         **_sizes(problem),

@@ -62,14 +62,18 @@ def test_the_modules_used_last_are_kept(monkeypatch):
 
 
 def test_packing_fills_nested_fields_and_leaves_the_rest_zero():
-    params = _launch.pack(
+    template, arrays = _launch.pack(
         _launch.flash_fwd_params(),
-        key={"data": 2**40, "row_stride": -3, "batch_stride": (5, 7)},
+        key={"data": "k", "row_stride": -3, "batch_stride": (5, 7)},
+        lse="lse",
         batch=_launch.batch_shape((2, 3)),
         scale_log2=0.1,
     )
-    assert isinstance(params, np.void)
-    assert params["key"]["data"] == 2**40 and params["key"]["row_stride"] == -3
+    assert arrays == ("k", "lse")
+    params, others = template.at([2**40, 2**63]), template.at([1, 2])
+    assert isinstance(params, np.void) and params.dtype == template.dtype == _launch.flash_fwd_params()
+    assert params["key"]["data"] == 2**40 and params["key"]["row_stride"] == -3 and params["lse"] == 2**63
+    assert others["key"]["data"] == 1 and others["key"]["row_stride"] == -3 and others["lse"] == 2
     assert params["key"]["batch_stride"].tolist() == [5, 7, 0, 0, 0, 0, 0, 0]
     assert params["batch"]["ndim"] == 2 and params["batch"]["size"].tolist() == [2, 3, 0, 0, 0, 0, 0, 0]
     assert params["scale_log2"] == np.float32(0.1) and params["query"]["data"] == 0

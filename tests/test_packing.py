@@ -17,9 +17,7 @@ def layout(array):
 
 def copy(source, target):
     device = _launch.device_of("numpy", source)
-    launch = _packing.copy(
-        device, source, layout(source), target, layout(target), source.shape[:-2], *source.shape[-2:]
-    )
+    launch = _packing.copy(source, layout(source), target, layout(target), source.shape[:-2], *source.shape[-2:])
     _launch.run(device, [launch])
 
 
@@ -52,6 +50,6 @@ def test_a_packed_array_has_whole_zero_padded_chunks_and_keeps_broadcasts():
     packed, packed_layout = _packing.packed(device, source.dtype, layout(source), (2, 3), 5, 11)
     assert packed.shape == (2, 1, 5, 16) and packed_layout == Layout((80, 0), 16, 1)
     assert _packing.in_chunks(packed.ctypes.data, packed.itemsize, packed_layout, (2, 3), 5, 16)
-    _launch.run(device, [_packing.copy(device, source, layout(source), packed, packed_layout, (2, 3), 5, 11)])
+    _launch.run(device, [_packing.copy(source, layout(source), packed, packed_layout, (2, 3), 5, 11)])
     np.testing.assert_array_equal(packed[..., :11], source[:, :1])
     assert (packed[..., 11:] == 0).all()
