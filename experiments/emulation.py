@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -42,6 +43,9 @@ def to_float8(x: np.ndarray) -> np.ndarray:
     return np.clip(x, -FLOAT8_MAX, FLOAT8_MAX).astype(FLOAT8).astype(np.float32)
 
 
+ROUNDINGS = {"float16": to_float16, "bfloat16": to_bfloat16, "float32": exact}
+
+
 def scaled_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Q K^T / sqrt(d), products summed in float32."""
     return q.astype(np.float32) @ k.astype(np.float32).T * np.float32(q.shape[-1] ** -0.5)
@@ -54,6 +58,16 @@ def standard(scores: np.ndarray, v: np.ndarray, *, scores_to: Rounding, weights_
     return weights_to(weights / weights.sum(axis=-1, keepdims=True)) @ v.astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Tiled:
+    """What :func:`tiled` gives."""
+
+    out: np.ndarray  # not rounded at the end
+    lse: np.ndarray
+    row_sum: np.ndarray  # l
+    rescaled: np.ndarray  # (tile, row): whether the maximum was followed; not so in the first tile
+
+
 def tiled(
     scores: np.ndarray,
     v: np.ndarray,
@@ -61,16 +75,18 @@ def tiled(
     tile: int,
     weights_to: Rounding,
     state_to: Rounding = exact,
+    exp2: Callable[[np.ndarray], np.ndarray] = np.exp2,
     offset: float = 0.0,
     threshold: float = 0.0,
     normalise_each_tile: bool = False,
-) -> np.ndarray:
-    """Online softmax over tiles of keys; not rounded at the end.
+) -> Tiled:
+    """Online softmax over tiles of keys.
 
     Parameters
     ----------
     weights_to : rounding of a tile's weights before they multiply V; the row sum takes them unrounded
     state_to : rounding of maximum, row sum and output between tiles
+    exp2 : 2^x in float32
     offset : weights are 2^offset times as large, which the division by the row sum undoes
     threshold : by how many powers of 2 the maximum may grow before it is followed
     normalise_each_tile : keep the output divided by the row sum (FlashAttention 1), not divide once (FlashAttention 2)
@@ -80,12 +96,14 @@ def tiled(
     row_max = np.full((len(scores), 1), -np.inf, np.float32)
     row_sum = np.zeros((len(scores), 1), np.float32)
     out = np.zeros((len(scores), v.shape[-1]), np.float32)
+    rescaled = []
     for first in range(0, scores.shape[-1], tile):
         of_tile = scores[:, first : first + tile]
         tile_max = state_to(of_tile.max(axis=-1, keepdims=True))
         new_max = np.where(tile_max - row_max > threshold, tile_max, row_max)
-        factor = np.exp2(row_max - new_max)
-        weights = np.exp2(of_tile - new_max + np.float32(offset))
+        factor = exp2(row_max - new_max) if first else np.zeros_like(new_max)
+        weights = exp2(of_tile - new_max + np.float32(offset))
+        rescaled.append((new_max > row_max)[:, 0] & (first > 0))
         old_sum, row_max = row_sum, new_max
         row_sum = state_to(old_sum * factor + weights.sum(axis=-1, keepdims=True))
         products = weights_to(weights) @ v[first : first + tile]
@@ -93,4 +111,5 @@ def tiled(
             out = state_to((out * old_sum * factor + products) / row_sum)
         else:
             out = state_to(out * factor + products)
-    return out if normalise_each_tile else out / row_sum
+    lse = (row_max - np.float32(offset) + np.log2(row_sum)) * np.float32(math.log(2))
+    return Tiled(out if normalise_each_tile else out / row_sum, lse[:, 0], row_sum[:, 0], np.array(rescaled))

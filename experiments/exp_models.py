@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -30,6 +30,7 @@ import numpy as np
 import kernels_cu
 from cupyflash import Numerics, attention, bounds, ptxsim, reference
 from experiments import record
+from experiments.emulation import ROUNDINGS, Tiled, scaled_scores, tiled
 from experiments.experiment import Experiment, Outcome, Row
 from experiments.parallel import measure_all
 
@@ -130,47 +131,6 @@ def power_row(case: tuple[str, int, list[str]]) -> Row:
     return row
 
 
-@dataclass(frozen=True)
-class Tiled:
-    """What :func:`tiled_attention` gives."""
-
-    out: np.ndarray  # before its last rounding
-    lse: np.ndarray
-    sums: np.ndarray  # l
-    rescaled: np.ndarray  # (tile, row)
-
-
-def tiled_attention(q, k, v, *, exp2: Callable = np.exp2, key_tile: int = 128, threshold: float = 0) -> Tiled:
-    """The kernels' online softmax in float32 NumPy.
-
-    On tensor cores scores are scaled to powers of 2 by the multiply-add that subtracts the maximum, and the weights are
-    rounded to the dtype of v before they multiply it. In float32 kernels scores are scaled, the maximum subtracted, and
-    the difference converted.
-    """
-    scores = q.astype(np.float32) @ k.astype(np.float32).T
-    scale, log2_e = np.float32(q.shape[-1] ** -0.5), np.float32(math.log2(math.e))
-    half = v.dtype.itemsize == 2
-    if half:
-        scale, log2_e = np.float32(q.shape[-1] ** -0.5 * math.log2(math.e)), np.float32(1)
-    relative_to = np.full((len(q), 1), -np.inf, np.float32)
-    sums, out = np.zeros((len(q), 1), np.float32), np.zeros((len(q), v.shape[-1]), np.float32)
-    rescaled = []
-    for start in range(0, len(k), key_tile):
-        tile = scores[:, start : start + key_tile]
-        largest = np.maximum(relative_to, (tile * scale).max(axis=-1, keepdims=True))
-        new = np.where((largest - relative_to) * log2_e <= threshold, relative_to, largest)
-        factor = exp2((relative_to - new) * log2_e) if start else np.zeros_like(new)
-        rescaled.append((new > relative_to)[:, 0] & (start > 0))
-        difference = fused(tile, scale, -new.astype(np.float64)) if half else tile * scale - new
-        weights = exp2(difference * log2_e)
-        sums = sums * factor + weights.sum(axis=-1, keepdims=True)
-        values = v[start : start + key_tile].astype(np.float32)
-        out = out * factor + weights.astype(v.dtype).astype(np.float32) @ values
-        relative_to = new
-    lse = (relative_to * log2_e + np.log2(sums)) * np.float32(math.log(2))
-    return Tiled(out / sums, lse[:, 0], sums[:, 0], np.array(rescaled))
-
-
 def inputs(scores: str, queries: int, keys: int, dtype: np.dtype) -> tuple[np.ndarray, ...]:
     """q, k and v; scaled scores are standard normal, but for what the name says."""
     rng = np.random.default_rng(SCORES.index(scores))
@@ -237,7 +197,10 @@ def by_kernel(case: Case, q, k, v) -> tuple[np.ndarray, np.ndarray, Row]:
 def by_numpy(case: Case, per_family: list) -> tuple[np.ndarray, np.ndarray]:
     """out, rounded, and lse."""
     exp2 = functools.partial(polynomial, degree=int(case.model[-1]))
-    found = [tiled_attention(*arrays, exp2=exp2, key_tile=case.tile[1]) for arrays in per_family]
+    found = [
+        tiled(scaled_scores(q, k), v, tile=case.tile[1], weights_to=ROUNDINGS[case.dtype], exp2=exp2)
+        for q, k, v in per_family
+    ]
     return np.stack([x.out for x in found]).astype(DTYPES[case.dtype]), np.stack([x.lse for x in found])
 
 
@@ -263,19 +226,20 @@ def attention_rows(case: Case) -> list[Row]:
                 row[f"{result}_of_{whose}_bound"] = float((errors[result][index] / of_result[index]).max())
         if case.counts_rescales:
             row |= counted | rescales(
-                tiled_attention(*per_family[index], key_tile=case.tile[1], threshold=case.threshold)
-            )
+                tiled(scaled_scores(q[index], k[index]), v[index], tile=case.tile[1],
+                      weights_to=ROUNDINGS[case.dtype], threshold=case.threshold)
+            )  # fmt: skip
         rows.append(row)
     return rows
 
 
-def rescales(tiled: Tiled) -> Row:
+def rescales(of: Tiled) -> Row:
     """Of a row, and of the warp's groups of 16 rows, each of which is rescaled where one of its rows is."""
-    groups = tiled.rescaled.reshape(len(tiled.rescaled), -1, GROUP).any(axis=-1)
+    groups = of.rescaled.reshape(len(of.rescaled), -1, GROUP).any(axis=-1)
     return {
-        "rescales_per_row": float(tiled.rescaled.sum(axis=0).mean()),
+        "rescales_per_row": float(of.rescaled.sum(axis=0).mean()),
         "groups_rescaled": float(groups.sum(axis=0).mean()),
-        "largest_sum": float(tiled.sums.max()),
+        "largest_sum": float(of.row_sum.max()),
     }
 
 

@@ -110,7 +110,7 @@ def result(method: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarr
     scores = scaled_scores(q, k)
     if method == "baseline FP8":
         return standard(scores, v, scores_to=to_float16, weights_to=to_float16)
-    return tiled(scores, v, tile=BLOCK, weights_to=to_float8, offset=OFFSET)
+    return tiled(scores, v, tile=BLOCK, weights_to=to_float8, offset=OFFSET).out
 
 
 def sampled(q: np.ndarray, num_queries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -113,7 +113,7 @@ def range_of_weights(deviation: float, order: str, seqlen: int, num_queries: int
     for offset in OFFSETS:
         for threshold in THRESHOLDS:
             rounding = CountingFloat8()
-            out = tiled(logits, v, tile=TILE, weights_to=rounding, offset=offset, threshold=threshold)
+            out = tiled(logits, v, tile=TILE, weights_to=rounding, offset=offset, threshold=threshold).out
             rows.append(
                 row_of(
                     part="range",
@@ -169,7 +169,7 @@ def sinks(delta: float, order: str, num_queries: int) -> list[Row]:
     rows = []
     for offset in 0, 8:
         rounding = CountingFloat8()
-        out = tiled(logits, v, tile=TILE, weights_to=rounding, offset=offset)
+        out = tiled(logits, v, tile=TILE, weights_to=rounding, offset=offset).out
         # A normal logit s gets exp(s - largest) 2^offset.
         limits = largest + math.log(ZEROED_BELOW) - offset * math.log(2)
         rows.append(

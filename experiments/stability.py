@@ -58,7 +58,7 @@ def inputs(seqlen: int, num_queries: int, seed: int) -> tuple[np.ndarray, np.nda
 
 def kept_in_bfloat16(q: np.ndarray, k: np.ndarray, v: np.ndarray, tile: int, *, normalise_each_tile: bool):
     """Every number that leaves a tile in bfloat16."""
-    out = tiled(
+    found = tiled(
         to_bfloat16(scaled_scores(q, k)),
         v,
         tile=tile,
@@ -66,7 +66,7 @@ def kept_in_bfloat16(q: np.ndarray, k: np.ndarray, v: np.ndarray, tile: int, *, 
         state_to=to_bfloat16,
         normalise_each_tile=normalise_each_tile,
     )
-    return to_bfloat16(out)
+    return to_bfloat16(found.out)
 
 
 METHODS: dict[str, Callable] = {

@@ -30,7 +30,7 @@ def test_tiled_is_the_kernel(dtype, threshold):
     numerics = Numerics(tile=(64, 32), rescale_threshold=threshold)
     kernel = attention(*arrays, numerics=numerics).astype(np.float32)
     emulated = {
-        name: to(dtype)(emulation.tiled(scores, arrays[2], tile=32, weights_to=rounding, threshold=threshold))
+        name: to(dtype)(emulation.tiled(scores, arrays[2], tile=32, weights_to=rounding, threshold=threshold).out)
         for name, rounding in {"kernel's": to(dtype), "none": emulation.exact}.items()
     }
     assert 0.1 < largest_error_over_bound(emulated["kernel's"], arrays, numerics=numerics) < 1
@@ -55,7 +55,7 @@ def test_without_roundings_all_are_exact(options):
     (_, _, v), scores = problem(np.float16)
     weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     expected = weights / weights.sum(axis=-1, keepdims=True) @ v.astype(np.float64)
-    out = emulation.tiled(scores, v, tile=32, weights_to=emulation.exact, **options)
+    out = emulation.tiled(scores, v, tile=32, weights_to=emulation.exact, **options).out
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-6)
 
 
@@ -65,7 +65,7 @@ def test_state_is_rounded_after_every_tile():
     kept = {
         name: emulation.tiled(
             scores, v, tile=1, weights_to=emulation.exact, state_to=rounding, normalise_each_tile=False
-        ).item()
+        ).out.item()
         for name, rounding in {"float32": emulation.exact, "bfloat16": emulation.to_bfloat16}.items()
     }
     assert kept["float32"] == pytest.approx((256 + 4) / 768)

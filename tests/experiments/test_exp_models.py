@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cupyflash import attention
-from experiments import exp_models, record
+from experiments import emulation, exp_models, record
 from experiments.exp_models import ROUNDED
 from tests.experiments.running import run
 
@@ -50,7 +50,9 @@ def test_emulation_is_the_kernel():
     for dtype, allowed in ("bfloat16", 2.0**-8), ("float32", 2e-6):
         q, k, v = exp_models.inputs("rising", 32, 512, exp_models.DTYPES[dtype])
         out, lse = attention(q, k, v, return_lse=True)
-        emulated = exp_models.tiled_attention(q, k, v, key_tile=exp_models.KEY_TILE[dtype])
+        emulated = emulation.tiled(
+            emulation.scaled_scores(q, k), v, tile=exp_models.KEY_TILE[dtype], weights_to=emulation.ROUNDINGS[dtype]
+        )
         np.testing.assert_allclose(emulated.out, out.astype(np.float32), rtol=allowed, atol=allowed)
         np.testing.assert_allclose(emulated.lse, lse, rtol=1e-6)
 
@@ -66,8 +68,8 @@ def test_rescales(measured):
     # Scores that grow by 10 powers of 2 each tile pass a threshold of 8 every time, those that grow by 3 every third.
     for growth, rescales in (10, 7), (3, 2):
         scores = np.repeat(np.arange(8) * growth * math.log(2), 16)[:, None].astype(np.float32)
-        one = np.ones((16, 1), np.float32)
-        tiled = exp_models.tiled_attention(one, scores, np.ones_like(scores), key_tile=16, threshold=8)
+        rows = np.repeat(scores.T, 16, axis=0)
+        tiled = emulation.tiled(rows, np.ones_like(scores), tile=16, weights_to=emulation.exact, threshold=8)
         assert (tiled.rescaled.sum(axis=0) == rescales).all()
         np.testing.assert_allclose(tiled.out, 1, rtol=1e-6)
 
