@@ -28,7 +28,7 @@ from tqdm import tqdm
 from cupyflash import attention, attention_backward, bounds, reference
 from cupyflash.bounds.arithmetic import Precision
 from experiments import record
-from experiments.emulation import ROUNDINGS, scaled_scores, tiled
+from experiments.emulation import as_kernel
 from experiments.exp_models import DTYPES, KEY_TILE
 from experiments.experiment import Experiment, Outcome, Row
 
@@ -69,10 +69,7 @@ def weights_of(q, k, lse) -> np.ndarray:
 def deltas(backend, dtype: str, dout, q, k, v, out, lse) -> dict[str, np.ndarray]:
     """The four, in float64."""
     wide_q, wide_k, wide_v = (x.astype(WIDER[dtype]) for x in (q, k, v))
-    unrounded = [
-        tiled(scaled_scores(q, k), v, tile=KEY_TILE[dtype], weights_to=ROUNDINGS[dtype]).out
-        for q, k, v in zip(q, k, v, strict=True)
-    ]
+    unrounded = [as_kernel(*x, tile=KEY_TILE[dtype]).out for x in zip(q, k, v, strict=True)]
     outs = {ROUNDED: out, UNROUNDED: np.stack(unrounded), WIDE: backend.call(attention, wide_q, wide_k, wide_v)}
     dout = dout.astype(np.float64)
     found = {name: (dout * x.astype(np.float64)).sum(axis=-1) for name, x in outs.items()}

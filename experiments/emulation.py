@@ -46,6 +46,11 @@ def to_float8(x: np.ndarray) -> np.ndarray:
 ROUNDINGS = {"float16": to_float16, "bfloat16": to_bfloat16, "float32": exact}
 
 
+def fused(a: np.ndarray, b, c) -> np.ndarray:
+    """a b + c of float32 numbers, rounded once (but for ties of float64)."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
 def scaled_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Q K^T / sqrt(d), products summed in float32."""
     return q.astype(np.float32) @ k.astype(np.float32).T * np.float32(q.shape[-1] ** -0.5)
@@ -74,6 +79,7 @@ def tiled(
     *,
     tile: int,
     weights_to: Rounding,
+    scale: float = LOG2_E,
     state_to: Rounding = exact,
     exp2: Callable[[np.ndarray], np.ndarray] = np.exp2,
     offset: float = 0.0,
@@ -84,6 +90,7 @@ def tiled(
 
     Parameters
     ----------
+    scale : what makes powers of 2 of the scores, in the multiply-add that subtracts the maximum
     weights_to : rounding of a tile's weights before they multiply V; the row sum takes them unrounded
     state_to : rounding of maximum, row sum and output between tiles
     exp2 : 2^x in float32
@@ -91,7 +98,7 @@ def tiled(
     threshold : by how many powers of 2 the maximum may grow before it is followed
     normalise_each_tile : keep the output divided by the row sum (FlashAttention 1), not divide once (FlashAttention 2)
     """
-    scores = (scores * np.float32(LOG2_E)).astype(np.float32)
+    scale = np.float32(scale)
     v = v.astype(np.float32)
     row_max = np.full((len(scores), 1), -np.inf, np.float32)
     row_sum = np.zeros((len(scores), 1), np.float32)
@@ -99,10 +106,10 @@ def tiled(
     rescaled = []
     for first in range(0, scores.shape[-1], tile):
         of_tile = scores[:, first : first + tile]
-        tile_max = state_to(of_tile.max(axis=-1, keepdims=True))
+        tile_max = state_to(of_tile.max(axis=-1, keepdims=True) * scale)
         new_max = np.where(tile_max - row_max > threshold, tile_max, row_max)
         factor = exp2(row_max - new_max) if first else np.zeros_like(new_max)
-        weights = exp2(of_tile - new_max + np.float32(offset))
+        weights = exp2(fused(of_tile, scale, np.float32(offset) - new_max))
         rescaled.append((new_max > row_max)[:, 0] & (first > 0))
         old_sum, row_max = row_sum, new_max
         row_sum = state_to(old_sum * factor + weights.sum(axis=-1, keepdims=True))
@@ -113,3 +120,15 @@ def tiled(
             out = state_to(out * factor + products)
     lse = (row_max - np.float32(offset) + np.log2(row_sum)) * np.float32(math.log(2))
     return Tiled(out if normalise_each_tile else out / row_sum, lse[:, 0], row_sum[:, 0], np.array(rescaled))
+
+
+def as_kernel(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, tile: int, **choices) -> Tiled:
+    """:func:`tiled` with the roundings of the kernel for the arrays' dtype.
+
+    On tensor cores the exponent's multiply-add scales the scores; float32 kernels scale them before.
+    """
+    if v.dtype.itemsize == 2:
+        scores, scale = q.astype(np.float32) @ k.astype(np.float32).T, q.shape[-1] ** -0.5 * LOG2_E
+    else:
+        scores, scale = scaled_scores(q, k) * np.float32(LOG2_E), 1.0
+    return tiled(scores, v, scale=scale, tile=tile, weights_to=ROUNDINGS[v.dtype.name], **choices)

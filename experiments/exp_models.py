@@ -30,7 +30,7 @@ import numpy as np
 import kernels_cu
 from cupyflash import Numerics, attention, bounds, ptxsim, reference
 from experiments import record
-from experiments.emulation import ROUNDINGS, Tiled, scaled_scores, tiled
+from experiments.emulation import Tiled, as_kernel, fused
 from experiments.experiment import Experiment, Outcome, Row
 from experiments.parallel import measure_all
 
@@ -67,11 +67,6 @@ COLUMNS = (
     "out_of_plain_bound", "lse_of_plain_bound", "out_of_own_bound", "lse_of_own_bound", "rmse",
     "rescales_per_row", "groups_rescaled", "groups_counted", "largest_sum",
 )  # fmt: skip
-
-
-def fused(a: np.ndarray, b, c) -> np.ndarray:
-    """a b + c of float32 numbers, rounded once (but for ties of float64)."""
-    return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
 def polynomial(x: np.ndarray, degree: int) -> np.ndarray:
@@ -197,10 +192,7 @@ def by_kernel(case: Case, q, k, v) -> tuple[np.ndarray, np.ndarray, Row]:
 def by_numpy(case: Case, per_family: list) -> tuple[np.ndarray, np.ndarray]:
     """out, rounded, and lse."""
     exp2 = functools.partial(polynomial, degree=int(case.model[-1]))
-    found = [
-        tiled(scaled_scores(q, k), v, tile=case.tile[1], weights_to=ROUNDINGS[case.dtype], exp2=exp2)
-        for q, k, v in per_family
-    ]
+    found = [as_kernel(*arrays, tile=case.tile[1], exp2=exp2) for arrays in per_family]
     return np.stack([x.out for x in found]).astype(DTYPES[case.dtype]), np.stack([x.lse for x in found])
 
 
@@ -225,10 +217,8 @@ def attention_rows(case: Case) -> list[Row]:
             for result, of_result in zip(errors, both, strict=True):
                 row[f"{result}_of_{whose}_bound"] = float((errors[result][index] / of_result[index]).max())
         if case.counts_rescales:
-            row |= counted | rescales(
-                tiled(scaled_scores(q[index], k[index]), v[index], tile=case.tile[1],
-                      weights_to=ROUNDINGS[case.dtype], threshold=case.threshold)
-            )  # fmt: skip
+            found = as_kernel(*per_family[index], tile=case.tile[1], threshold=case.threshold)
+            row |= counted | rescales(found)
         rows.append(row)
     return rows
 

@@ -50,9 +50,7 @@ def test_emulation_is_the_kernel():
     for dtype, allowed in ("bfloat16", 2.0**-8), ("float32", 2e-6):
         q, k, v = exp_models.inputs("rising", 32, 512, exp_models.DTYPES[dtype])
         out, lse = attention(q, k, v, return_lse=True)
-        emulated = emulation.tiled(
-            emulation.scaled_scores(q, k), v, tile=exp_models.KEY_TILE[dtype], weights_to=emulation.ROUNDINGS[dtype]
-        )
+        emulated = emulation.as_kernel(q, k, v, tile=exp_models.KEY_TILE[dtype])
         np.testing.assert_allclose(emulated.out, out.astype(np.float32), rtol=allowed, atol=allowed)
         np.testing.assert_allclose(emulated.lse, lse, rtol=1e-6)
 
