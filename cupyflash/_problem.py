@@ -38,7 +38,8 @@ class Problem(Arrangement):
     the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
     of a mask and a bias. ``aux`` are the arrays that the expressions name. ``inputs`` are all arrays beside q, k and v,
     as they were given. Dropout and expressions count batches from ``first_batch``, which is the sequence's number where
-    the call is one sequence of a packed batch.
+    the call is one sequence of a packed batch. ``stacked_heads`` heads follow each other in the rows of q and the
+    results: seqlen_q counts the rows of all of them (_stacking.py).
     """
 
     softmax_scale: float
@@ -57,11 +58,12 @@ class Problem(Arrangement):
     aux: Mapping[str, Any]
     inputs: Mapping[str, Any]
     first_batch: int = 0
+    stacked_heads: int = 1
 
     @property
     def shift(self) -> int:
         """Query i is at key i + shift; with lengths, theirs take the place of seqlen_k - seqlen_q in each batch."""
-        return self.seqlen_k - self.seqlen_q if self.bottom_right else 0
+        return self.seqlen_k - self.seqlen_q // self.stacked_heads if self.bottom_right else 0
 
     @property
     def causal(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cupyflash import _combine, _config, _launch, _packing, _variant
+from cupyflash import _combine, _config, _launch, _packing, _stacking, _variant
 from cupyflash._arrays import HALF_TYPES, LOG2_E
 from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
@@ -216,6 +216,7 @@ def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_
             device, array, layout, problem.batch_shape, rows, columns, is_result=is_result
         )
         (after if is_result else before).extend(copies)
+    problem, layouts = _stacking.stacked(problem, layouts, device.arch)
 
     optional = _variant.arrays(problem, device)
     arrays |= optional

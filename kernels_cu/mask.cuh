@@ -11,7 +11,7 @@ struct TileMask {
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4;
+                const int64_t query = sequence.query(first_query + m * MMA_M + half * 8 + lane / 4);
                 last[m][half] = last_visible_key(query, sequence.seqlen_k, sequence.band_right) - first_key;
                 if (LENGTHS && query >= sequence.seqlen_q) last[m][half] = -1;
                 first[m][half] = first_visible_key(query, sequence.seqlen_k, sequence.band_left) - first_key;

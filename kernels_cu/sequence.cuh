@@ -6,6 +6,7 @@ struct Sequence {
     int64_t first_query = 0, first_key = 0;   // rows before this sequence's in packed operands
     int shift = 0;                            // the diagonal: query i at key i + shift
     int band_left, band_right;
+    int queries_per_head;                     // where heads are stacked
     int split = 0, split_begin = 0;           // which part of the keys, and its first key
     int num_keys;                             // of all parts
 
@@ -32,7 +33,15 @@ struct Sequence {
 #elif defined(ALIBI)
         shift = params.variant.shift;
 #endif
+#if STACKED
+        queries_per_head = params.variant.queries_per_head;
+#endif
         num_keys = seqlen_k;
+    }
+
+    // The query of a row, as the band counts it.
+    __device__ __forceinline__ int64_t query(int64_t row) const {
+        return STACKED ? uint32_t(row) % uint32_t(queries_per_head) : row;
     }
 
     // Leaves the keys of one part.

@@ -5,6 +5,7 @@
 //   SOFTCAP                 scores become cap * tanh(score / cap)
 //   BIAS, ALIBI, SINK       element types of the operand
 //   MASK, DROPOUT           a bool for each pair; random ones
+//   STACKED                 the queries of heads that share their keys are the rows of one matrix, head by head
 //   SPLIT                   a block sees split_size keys only, and stores its part for flash_combine.cu
 //   RETURN_MAX              also store each row's maximum
 //   SCORE_MOD, MASK_MOD     a user's functions of a pair, written out in place of the include below
@@ -29,6 +30,9 @@
 #endif
 #ifndef DROPOUT
 #define DROPOUT 0
+#endif
+#ifndef STACKED
+#define STACKED 0
 #endif
 #ifndef SPLIT
 #define SPLIT 0
@@ -110,6 +114,9 @@ struct VariantParams {
 #endif
 #if LENGTHS
     int bottom_right;                            // whether the diagonal ends at the last key, not starts at the first
+#endif
+#if STACKED
+    int queries_per_head;
 #endif
 #if SOFTCAP
     Compute softcap;
