@@ -55,12 +55,17 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def machine() -> str:
+    """Its processor and system."""
+    return f"{_processor()} x {os.cpu_count()}, {platform.system()}"
+
+
 @functools.cache
 def environment(backend: str, sizes: str) -> Row:
     """The first columns of every CSV: when, where, with what, and with which sizes ("full", "quick" or as given)."""
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{_processor()} x {os.cpu_count()}, {platform.system()}",
+        "machine": machine(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "nvrtc": nvrtc_version(),
@@ -89,17 +94,17 @@ def _written(value: Any) -> Any:
     return f"{float(value):.6g}" if isinstance(value, float | np.floating) else value
 
 
-def read_csv(path: Path) -> tuple[list[Row], Row]:
-    """Rows without the columns of the environment, values as they were written; and the environment.
+def read_csv(path: Path, columns: Sequence[str] = ENVIRONMENT) -> tuple[list[Row], Row]:
+    """Rows without the columns of the environment, values as they were written; and the environment of the first.
 
     Raises ValueError, with the path, for what no experiment has written.
     """
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         rows = list(csv.DictReader(file))
-    if not rows or not rows[0].keys() >= {*ENVIRONMENT} or any(None in (*row, *row.values()) for row in rows):
+    if not rows or not rows[0].keys() >= {*columns} or any(None in (*row, *row.values()) for row in rows):
         raise ValueError(f"{path}: not a whole table of an experiment")
-    environment = {name: rows[0][name] for name in ENVIRONMENT}
-    return [{name: _read(text) for name, text in row.items() if name not in ENVIRONMENT} for row in rows], environment
+    environment = {name: rows[0][name] for name in columns}
+    return [{name: _read(text) for name, text in row.items() if name not in columns} for row in rows], environment
 
 
 def _read(text: str) -> Any:

@@ -1,0 +1,247 @@
+"""Attention by this library and by others, on a GPU, for the same problem: what is timed, and what memory it takes.
+
+Each is prepared once, with arrays of its own library, and gives a call that returns a tuple of its results, (batch,
+heads, seqlen, head_dim): (out,) forward, (dq, dk, dv) backward. What belongs to the forward is done before the call of
+a backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import cupyflash
+from cupyflash import naive
+from experiments.gpu.stopwatch import Call
+
+FORWARD, BACKWARD = DIRECTIONS = "forward", "backward"
+OURS = "cupyflash"
+TORCH_BACKENDS = {
+    "torch, flash": "FLASH_ATTENTION",
+    "torch, efficient": "EFFICIENT_ATTENTION",
+    "torch, cudnn": "CUDNN_ATTENTION",
+    "torch, math": "MATH",
+}
+TORCH_DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a problem. ``causal`` is for as many queries as keys."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    causal: bool = False
+    dtype: str = "float16"  # or bfloat16
+
+    @property
+    def arrays(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of q, k, v and dout."""
+        query = (self.batch, self.heads, self.seqlen_q, self.head_dim)
+        key = (self.batch, self.kv_heads, self.seqlen_k, self.head_dim)
+        return query, key, key, query
+
+    def input_bytes(self, direction: str) -> int:
+        """Of q, k and v, and of dout."""
+        return 2 * sum(math.prod(shape) for shape in self.arrays[: 3 if direction == FORWARD else 4])
+
+    def flops(self, direction: str) -> float:
+        """Of the products: 4 L S D of each head, half of it where causal, and 2.5 times as many backward.
+
+        So FlashAttention-2 counts. A backward has five products for the forward's two.
+
+        >>> Shape(1, 1, 1, 1024, 1024, 64).flops(FORWARD) == 4 * 1024**2 * 64
+        True
+        """
+        forward = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.heads * self.batch
+        return forward * (0.5 if self.causal else 1) * (1 if direction == FORWARD else 2.5)
+
+
+class Problem:
+    """A shape and normal numbers for it, on the GPU for each library that asks for them."""
+
+    def __init__(self, shape: Shape, module: Any):
+        self.shape, self.module = shape, module  # cupy
+
+    @functools.cached_property
+    def host(self) -> list[np.ndarray]:
+        """q, k, v and dout."""
+        return [normal(seed, sizes, self.shape.dtype) for seed, sizes in enumerate(self.shape.arrays)]
+
+    @functools.cached_property
+    def arrays(self) -> list[Any]:
+        return [self.module.asarray(x) for x in self.host]
+
+    @functools.cached_property
+    def tensors(self) -> list[Any]:
+        from experiments.examples.torch_bridge import as_tensor
+
+        return [as_tensor(x).to(TORCH_DEVICE) for x in self.host]
+
+    def load(self, package: str) -> list[Any]:
+        """The arrays that a contender of this package takes."""
+        return self.tensors if package == "torch" else self.arrays
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Normal numbers; a long array repeats the first million of them, which takes no time."""
+    numbers = np.random.default_rng(seed).standard_normal(min(math.prod(shape), 10**6 + 3), np.float32)
+    return np.resize(numbers.astype(getattr(ml_dtypes, dtype, dtype)), shape)
+
+
+def ours(problem: Problem, direction: str, library: Any = cupyflash, **options) -> Call:
+    """By the tiled kernels of this library, or by its standard method."""
+    q, k, v, dout = problem.arrays
+    if problem.shape.causal:
+        options["causal"] = True
+    if direction == FORWARD:
+        return lambda: (library.attention(q, k, v, **options),)
+    out, lse = library.attention(q, k, v, return_lse=True, **options)
+    return lambda: tuple(library.attention_backward(dout, q, k, v, out, lse, **options))
+
+
+def stacked(xp: Any, a: Any, b: Any) -> Any:
+    """The product as one writes it. CuPy 14.2 converts stacks of float16 to float32, and fails for bfloat16."""
+    return xp.matmul(a, b)
+
+
+def head_by_head(xp: Any, a: Any, b: Any) -> Any:
+    """One matrix at a time, which CuPy hands to tensor cores in both dtypes; the host limits many short ones."""
+    out = xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
+    for index in np.ndindex(a.shape[:-2]):
+        xp.matmul(a[index], b[index], out=out[index])
+    return out
+
+
+def standard(problem: Problem, direction: str, product: Callable[[Any, Any, Any], Any] = stacked) -> Call:
+    """Products with a softmax between them, in the inputs' dtype with sums in float32; for the backward P is kept.
+
+    Query heads that share a key head are rows of one matrix.
+    """
+    xp, shape = problem.module, problem.shape
+    q, k, v, dout = problem.arrays
+    q, dout = (x.reshape(shape.batch, shape.kv_heads, -1, shape.head_dim) for x in (q, dout))
+    scale = shape.head_dim**-0.5
+    if shape.causal:
+        hidden = xp.arange(shape.seqlen_k) > xp.arange(shape.seqlen_q)[:, None]
+        mask = xp.where(hidden, np.float32(-np.inf), np.float32(0)).astype(q.dtype)
+        del hidden
+
+    def weights():
+        scores = product(xp, q, k.swapaxes(-1, -2))
+        scores *= scale
+        if shape.causal:
+            scores += mask
+        scores -= scores.max(axis=-1, keepdims=True)
+        xp.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True, dtype=np.float32).astype(q.dtype)
+        return scores
+
+    if direction == FORWARD:
+        return lambda: (product(xp, weights(), v).reshape(shape.arrays[0]),)
+    p = weights()
+
+    def backward():
+        dv = product(xp, p.swapaxes(-1, -2), dout)
+        ds = product(xp, dout, v.swapaxes(-1, -2))
+        ds -= (ds * p).sum(axis=-1, keepdims=True, dtype=np.float32).astype(q.dtype)
+        ds *= p
+        ds *= scale
+        return product(xp, ds, k).reshape(shape.arrays[0]), product(xp, ds.swapaxes(-1, -2), q), dv
+
+    return backward
+
+
+def torch_attention(backend: str, problem: Problem, direction: str) -> Call:
+    """scaled_dot_product_attention by one of its implementations."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attention(q, k, v):
+        grouped = {} if q.shape[1] == k.shape[1] else {"enable_gqa": True}
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=problem.shape.causal, **grouped)
+
+    return _of_tensors(attention, problem.tensors, direction)
+
+
+def flash_attn(problem: Problem, direction: str) -> Call:
+    """The package flash-attn, which has (batch, seqlen, heads, head_dim)."""
+    from flash_attn import flash_attn_func
+
+    def attention(q, k, v):
+        return flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.shape.causal).transpose(1, 2)
+
+    own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in problem.tensors]
+    return _of_tensors(attention, own, direction)
+
+
+def _of_tensors(attention: Callable, tensors: list[Any], direction: str) -> Call:
+    import torch
+
+    *inputs, dout = tensors
+    if direction == FORWARD:
+
+        def forward():
+            with torch.no_grad():
+                return (attention(*inputs),)
+
+        return forward
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    out = attention(*inputs)
+    return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What prepares its call for a problem and a direction, whose memory it takes, and whether for all scores."""
+
+    prepare: Callable[[Problem, str], Call]
+    package: str = "cupy"
+    stores_scores: bool = False
+
+
+def contenders() -> dict[str, Contender]:
+    """Those that are installed, ours first."""
+    found = {
+        OURS: Contender(ours),
+        "cupyflash, standard method": Contender(functools.partial(ours, library=naive), stores_scores=True),
+        "CuPy: matmul, softmax, matmul": Contender(standard, stores_scores=True),
+        "CuPy, head by head": Contender(functools.partial(standard, product=head_by_head), stores_scores=True),
+    }
+    if importlib.util.find_spec("torch"):
+        for name, backend in TORCH_BACKENDS.items():
+            prepare = functools.partial(torch_attention, backend)
+            found[name] = Contender(prepare, "torch", stores_scores=backend == "MATH")
+        if importlib.util.find_spec("flash_attn"):
+            found["flash-attn"] = Contender(flash_attn, "torch")
+    return found
+
+
+def on_host(result: Any) -> np.ndarray:
+    """The first head of a result, as float32: enough to see whether two agree."""
+    head = result[0, 0]
+    if hasattr(head, "detach"):
+        return head.detach().float().cpu().numpy()
+    return (head.get() if hasattr(head, "get") else head).astype(np.float32)
+
+
+def free_memory(cupy: Any) -> None:
+    """Give back what the libraries keep for later."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
