@@ -216,15 +216,14 @@ def modelled(kernel: ptxsim.KernelProfile, device: Device, resource: str) -> flo
 
 def draw(figure, rows: list[Row]) -> None:
     """Slots for each HMMA at the left; at the right the busiest unit beside the tensor cores, on each board."""
-    slots, shares = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    slots, shares = figure.subplots(1, 2, width_ratios=(1, 1.25), sharey=True)
     rows = [row for row in rows if row["mask"] == NO_MASK] or rows
     kinds = list(dict.fromkeys((row["kernel"], row["head_dim"]) for row in rows))
     labels = [f"{kernel.removeprefix('flash_')} {head_dim}" for kernel, head_dim in kinds]
     draw_slots(slots, rows, kinds)
     draw_shares(shares, rows, kinds)
-    for axes in slots, shares:
-        axes.set_yticks(range(len(kinds)), labels)
-        axes.set_ylim(len(kinds) - 0.4, -0.6)
+    slots.set_yticks(range(len(kinds)), labels)
+    slots.set_ylim(len(kinds) - 0.4, -0.6)
     slots.set_ylabel("kernel, head_dim")
 
 
@@ -245,8 +244,8 @@ def draw_slots(axes, rows: list[Row], kinds: list[tuple[str, int]]) -> None:
             place = kinds.index((FORWARD, head_dim))
             axes.plot([target] * 2, [place - 0.42, place + 0.42], color="black", linewidth=2)
     axes.set_xlabel("issue slots per HMMA (16 x 8 x 16)")
-    axes.set_title("Interior loop; open: no rescaling;\nbar: at most, sm_80", fontsize=11)
-    axes.legend(fontsize=9, loc="best")
+    axes.set_title("Interior loop; open: no rescaling;\nbar: target, sm_80", fontsize=11)
+    axes.legend(fontsize=9, loc="lower right")
 
 
 def draw_shares(axes, rows: list[Row], kinds: list[tuple[str, int]]) -> None:
@@ -262,7 +261,12 @@ def draw_shares(axes, rows: list[Row], kinds: list[tuple[str, int]]) -> None:
     axes.imshow(np.log(shares), cmap="viridis", vmin=np.log(0.1), vmax=np.log(4), aspect="auto")
     axes.set_xticks(range(len(boards)), [f"{name}\n{DEVICES[name].arch}" for name in boards], fontsize=8, rotation=30)
     axes.grid(visible=False)
-    axes.set_title("Busiest unit beside the tensor cores,\nin percent of their cycles for a tile", fontsize=11)
+    axes.tick_params(axis="y", labelleft=False)
+    axes.set_title(
+        "Busiest unit beside the tensor cores, in percent of their cycles for a tile\n"
+        "(H100, B200: at a rate that mma.sync does not reach)",
+        fontsize=11,
+    )
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:

@@ -35,7 +35,7 @@ def memory_of_call(seqlen: int) -> Row:
     q, k, v = np.random.default_rng(seqlen).standard_normal((3, 1, 1, seqlen, HEAD_DIM), np.float32).astype(np.float16)
     attention(*(x[..., :16, :] for x in (q, k, v)), return_lse=True)
 
-    device = _CountingSimulator()
+    device = CountingSimulator()
     resident = largest_resident_set()
     tracemalloc.start()
     with mock.patch.object(_launch, "device_of", lambda kind, array: device):
@@ -49,7 +49,7 @@ def memory_of_call(seqlen: int) -> Row:
     }
 
 
-class _CountingSimulator(_launch.Simulator):
+class CountingSimulator(_launch.Simulator):
     """The simulator, adding up what is allocated as device memory."""
 
     def __init__(self):

@@ -247,7 +247,6 @@ def main_loops(code: Code) -> list[MainLoop]:
         loops = natural_loops(code.graph)
     except IrreducibleError as error:
         raise SassError(f"{code.kernel}: {error}") from error
-    products(code.instructions)  # all are of kinds that are understood
     main = {header: loop for header, loop in loops.items() if _is_main(code.in_order(loop))}
     innermost = {header: loop for header, loop in main.items() if not any(other < loop for other in main.values())}
     return [_main_loop(code, header, innermost[header], loops) for header in sorted(innermost)]

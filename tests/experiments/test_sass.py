@@ -61,6 +61,13 @@ def test_code_far_away_belongs_to_the_loop_that_jumps_there_and_back():
     assert (loop.slots, loop.rescaling) == (6, 2)
 
 
+def test_what_is_skipped_together_is_one_part_wherever_it_lies():
+    before, behind = [".L_low:", "FMUL R0, R0, R1", "BRA `(.L_b)"], [".L_high:", "FADD R0, R0, R1", "BRA `(.L_low)"]
+    main = [".L_a:", PRODUCT, EXP, "@P1 BRA `(.L_high)", ".L_b:", "@P0 BRA `(.L_a)", "EXIT"]
+    (loop,) = loops("BRA `(.L_a)", *before, *main, *behind)
+    assert [[ins.name for ins in part] for part in loop.optional] == [["FMUL", "BRA", "FADD", "BRA"]]
+
+
 def test_both_sides_of_a_branch_are_skipped_by_the_other():
     sides = ["@P1 BRA `(.L_b)", "FADD R1, R1, R1", "BRA `(.L_c)", ".L_b:", "FMUL R1, R1, R1", ".L_c:"]
     (loop,) = loops(".L_a:", PRODUCT, EXP, *sides, "@P0 BRA `(.L_a)", "EXIT")
@@ -105,6 +112,11 @@ def test_branches_that_may_be_taken(branch):
 @pytest.mark.parametrize("branch", ["@!PT BRA `(.L_a)", "BRA.DIV UR4, `(.L_a)", "BSSY B0, `(.L_a)", "@P0 EXIT"])
 def test_branches_that_are_never_taken_or_are_none(branch):
     assert not loops(".L_a:", PRODUCT, EXP, branch, "MOV R1, R2", *EXIT)
+
+
+def test_threads_may_leave_within_a_loop():
+    (loop,) = loops(".L_a:", PRODUCT, "@P1 EXIT", EXP, "@P0 BRA `(.L_a)", *EXIT)
+    assert loop.slots == 4 and not loop.optional
 
 
 def test_what_follows_a_branch_that_is_always_taken_is_not_reached():
