@@ -15,8 +15,9 @@ from pathlib import Path
 
 from experiments.experiment import Row
 from experiments.gpu import card, steps, tables
-from experiments.gpu.contenders import DIRECTIONS, contenders
+from experiments.gpu.contenders import contenders
 from experiments.gpu.hardware import COMPARISONS
+from experiments.gpu.problems import DIRECTIONS
 from experiments.gpu.speed import HEAD_DIMS
 from experiments.gpu.steps import DONE, Step
 

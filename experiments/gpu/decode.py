@@ -18,7 +18,8 @@ import numpy as np
 
 from experiments.experiment import Row
 from experiments.gpu import tables
-from experiments.gpu.contenders import BACKWARD, FORWARD, OURS, Contender, Problem, Shape, contenders, ours
+from experiments.gpu.contenders import OURS, Contender, contenders, ours
+from experiments.gpu.problems import BACKWARD, FORWARD, Problem, Shape
 from experiments.gpu.speed import agreement, default_dtype, measure_problem
 from experiments.gpu.stopwatch import Stopwatch, Times
 

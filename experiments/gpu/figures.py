@@ -14,8 +14,9 @@ from typing import Any
 from experiments import record
 from experiments.experiment import Row
 from experiments.gpu import tables
-from experiments.gpu.contenders import DIRECTIONS, OURS
+from experiments.gpu.contenders import OURS
 from experiments.gpu.decode import COPY
+from experiments.gpu.problems import DIRECTIONS
 from experiments.gpu.speed import HEAD_DIMS, MATMUL
 
 MARKERS = "osD^v<>pXP*h"

@@ -15,7 +15,8 @@ from typing import Any
 
 from experiments.experiment import Row
 from experiments.gpu import tables
-from experiments.gpu.contenders import DIRECTIONS, Contender, Problem, Shape, contenders, free_memory
+from experiments.gpu.contenders import Contender, contenders, free_memory
+from experiments.gpu.problems import DIRECTIONS, Problem, Shape
 from experiments.gpu.speed import default_dtype
 from experiments.gpu.stopwatch import reason
 

@@ -21,17 +21,8 @@ import numpy as np
 
 from experiments.experiment import Row
 from experiments.gpu import card, tables
-from experiments.gpu.contenders import (
-    DIRECTIONS,
-    OURS,
-    Contender,
-    Problem,
-    Shape,
-    contenders,
-    free_memory,
-    normal,
-    on_host,
-)
+from experiments.gpu.contenders import OURS, Contender, contenders, free_memory, on_host
+from experiments.gpu.problems import DIRECTIONS, Problem, Shape, normal
 from experiments.gpu.stopwatch import Call, Stopwatch, Times, interleaved, reason
 
 TOKENS, HIDDEN = 16384, 2048

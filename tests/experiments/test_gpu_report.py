@@ -12,7 +12,8 @@ import pytest
 
 from experiments import gpu_report, record
 from experiments.gpu import card, decode, figures, hardware, memory, speed, steps, suite, tables
-from experiments.gpu.contenders import BACKWARD, FORWARD, OURS, Shape
+from experiments.gpu.contenders import OURS
+from experiments.gpu.problems import BACKWARD, FORWARD, Shape
 from experiments.gpu.steps import DONE, FAILED, NOT_BEGUN, OUT_OF_TIME, Ended, Step
 from experiments.gpu.stopwatch import Times
 from tests.experiments.fake_gpu import FakeCupy
