@@ -96,25 +96,10 @@ def _memory(address: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-def translated(params: np.void, moved: Sequence[tuple[Region, int]]) -> np.void:
-    """A parameter structure whose addresses in each region are those where it was moved to."""
-    result = np.zeros((), params.dtype)
-    result[()] = params  # np.array(params) would share its memory
-    for field in _addresses(result):
-        for region, address in moved:
-            if region.start <= field < region.stop:
-                field[...] = address + (int(field) - region.start)
-                break
-    return result[()]
-
-
-def _addresses(structure: np.ndarray) -> Iterator[np.ndarray]:
-    """Every 64-bit unsigned field, as a view: what else is there is no address of a region."""
-    for name, (dtype, *_) in structure.dtype.fields.items():
-        if dtype.fields:
-            yield from _addresses(structure[name])
-        elif dtype == np.uint64:
-            yield structure[name]
+def moved(array: np.ndarray, memory: Sequence[Region], addresses: Sequence[int]) -> int:
+    """Where an array is once each region is at one of the addresses; 0 for one without elements."""
+    place = array.__array_interface__["data"][0]
+    return next((to + place - x.start for x, to in zip(memory, addresses, strict=True) if x.start <= place < x.stop), 0)
 
 
 class Card:
@@ -148,11 +133,11 @@ class Card:
     def after(self, kernel: Any, launch: Launch, memory: Sequence[Region]) -> list[np.ndarray]:
         """What the launch leaves in each region, which stays as it is on the host."""
         copies = [self._copied(region) for region in memory]
-        moved = [(region, copy.data.ptr) for region, copy in zip(memory, copies, strict=True)]
+        addresses = [copy.data.ptr for copy in copies]
         config = launch.config
         if config.shared_bytes:
             kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-        params = translated(launch.params, moved)
+        params = launch.params.at(moved(array, memory, addresses) for array in launch.arrays)
         kernel((config.grid,), (config.block,), (params,), shared_mem=config.shared_bytes)
         return [copy.get() for copy in copies]
 
