@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import ml_dtypes
@@ -62,13 +63,29 @@ def check_result(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...],
     check_same_place(array, name, q, array_kind(q, "q"))
     check_dtype_and_shape(name, array, dtype, shape)
     check_element_aligned(array, name)
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f"{name}: is read-only")
+    _check_writeable(name, array)
     if _may_overlap_itself(array):
         raise ValueError(f"{name}: elements overlap each other; shape {array.shape}, strides {array.strides} bytes")
-    for other_name, other in inputs.items():
-        if _share_memory(array, other):
-            raise ValueError(f"{name}: overlaps {other_name} in memory")
+    check_written({name: array}, inputs)
+
+
+def check_written(results: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """What :func:`check_result` asks of arrays beside their looks; no two results may overlap either."""
+    if not results:
+        return
+    others = {name: (array, *_byte_bounds(array)) for name, array in inputs.items()}
+    for name, array in results.items():
+        _check_writeable(name, array)
+        low, high = _byte_bounds(array)
+        for other_name, (other, other_low, other_high) in others.items():
+            if low < other_high and other_low < high and _share_memory(array, other):
+                raise ValueError(f"{name}: overlaps {other_name} in memory")
+        others[name] = array, low, high
+
+
+def _check_writeable(name: str, array: Any) -> None:
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{name}: is read-only")
 
 
 def check_dtype_and_shape(name: str, array: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -93,9 +110,20 @@ def _may_overlap_itself(array) -> bool:
     return False
 
 
+def _byte_bounds(array) -> tuple[int, int]:
+    """The first byte that elements may lie at, and the first after them."""
+    if array.size == 0:
+        return 0, 0
+    low = high = address(array)
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            low += (size - 1) * stride
+        else:
+            high += (size - 1) * stride
+    return low, high + array.dtype.itemsize
+
+
 def _share_memory(a, b) -> bool:
-    if a.size == 0 or b.size == 0:
-        return False
     try:
         return np.shares_memory(_bytes_of(a), _bytes_of(b), max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:

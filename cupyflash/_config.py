@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class KernelConfig:
 
     file: str
     name: str
-    defines: Mapping[str, int | str]
+    defines: Mapping[str, int | str] = field(hash=False)
     grid: int
     block: int
     shared_bytes: int = 0

@@ -90,7 +90,7 @@ def checked_targets(
             check_dtype_and_shape(name, array, problem.dtype, problem.out_shape)
         check_element_aligned(array, name)
 
-    targets = _targets(grads_out)
+    targets = targets_of(grads_out)
     inputs = {"q": q, "k": k, "v": v, **results, **problem.inputs}
     for name, operand in operands_of(problem, q, k, v).items():
         target = getattr(targets, name)
@@ -118,7 +118,8 @@ def made(device: Any, problem: Problem, operands: Sequence[Any], grads_out: Grad
     return Gradients(**arrays)
 
 
-def _targets(grads_out: Any) -> Gradients:
+def targets_of(grads_out: Any) -> Gradients:
+    """The arrays to write that a call gives."""
     if grads_out is None:
         return Gradients()
     if isinstance(grads_out, Gradients):

@@ -8,8 +8,6 @@ unsigned 64-bit fields, and nothing else is.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ import numpy as np
 from cupyflash import _source
 from cupyflash._config import KernelConfig
 from cupyflash._layouts import MAX_BATCH_DIMS, Layout, merge_batch_dims
+from cupyflash._memo import Memo
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 
@@ -290,7 +289,7 @@ class Simulator:
     def kernel(self, config: KernelConfig) -> Callable[..., None]:
         source = _source.render(config.file, config.defines, config.user_functions)
         with _explained(config, self._ptxsim.CompileError):
-            module = _memoised(
+            module = modules.get(
                 ("ptxsim", self.arch, source), lambda: self._ptxsim.RawModule(code=source, options=OPTIONS)
             )
             kernel = module.get_function(config.name)
@@ -337,22 +336,21 @@ class Gpu:
         return self._cupy.asarray(array)
 
     def kernel(self, config: KernelConfig) -> Callable[..., None]:
-        source = _source.render(config.file, config.defines, config.user_functions)
-        module = _memoised(("cupy", source), lambda: self._cupy.RawModule(code=source, options=OPTIONS))
-        with _explained(config, self._cupy.cuda.compiler.CompileException):
-            return _memoised(
-                ("kernel", self._device_id, source, config.name), lambda: self._kernel(module, config)
-            )  # per device: the shared-memory limit is an attribute of the kernel there
+        # Per device: the shared-memory limit is an attribute of the kernel there.
+        return kernels.get((self._device_id, config), lambda: self._loaded(config))
 
     def launch(self, launch: Launch) -> None:
         config = launch.config
         params = launch.params.at(array.data.ptr for array in launch.arrays)
         self.kernel(config)((config.grid,), (config.block,), (params,), shared_mem=config.shared_bytes)
 
-    def _kernel(self, module, config: KernelConfig):
-        kernel = module.get_function(config.name)
-        if config.shared_bytes:
-            kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+    def _loaded(self, config: KernelConfig) -> Callable[..., None]:
+        source = _source.render(config.file, config.defines, config.user_functions)
+        module = modules.get(("cupy", None, source), lambda: self._cupy.RawModule(code=source, options=OPTIONS))
+        with _explained(config, self._cupy.cuda.compiler.CompileException):
+            kernel = module.get_function(config.name)
+            if config.shared_bytes:
+                kernel.max_dynamic_shared_size_bytes = config.shared_bytes
         return kernel
 
 
@@ -386,16 +384,5 @@ def _explained(config: KernelConfig, error_type: type[Exception]) -> Iterator[No
         raise explained from error
 
 
-_MEMO_SIZE = 64  # a module of the simulator takes megabytes; CuPy's are in its cache on the disk, too
-_memo: OrderedDict[Sequence[Any], Any] = OrderedDict()  # the least recently used first
-_memo_lock = threading.RLock()
-
-
-def _memoised(key: Sequence[Any], make: Callable[[], Any]) -> Any:
-    with _memo_lock:
-        if key not in _memo:
-            _memo[key] = make()
-        _memo.move_to_end(key)
-        if len(_memo) > _MEMO_SIZE:
-            _memo.popitem(last=False)
-        return _memo[key]
+modules = Memo(64)  # one of the simulator takes megabytes; CuPy's are in its cache on the disk, too
+kernels = Memo(1024)

@@ -1,12 +1,56 @@
-"""Strides of operands over the batch of a call."""
+"""What arrays look like, and strides of operands over the batch of a call."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from cupyflash._arrays import address
 from cupyflash._lengths import per_batch
 
 MAX_BATCH_DIMS = 8
+CHUNK_BYTES = 16  # that the kernels read and write at once
+
+
+@dataclass(frozen=True, eq=False)
+class Placeholder:
+    """All that launches depend on of an array: neither its elements nor where it is.
+
+    ``alignment`` is its address modulo CHUNK_BYTES. One that stands for an array to be made may ask for ``zeroed``
+    memory.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+    alignment: int = 0
+    zeroed: bool = False
+
+    @classmethod
+    def of(cls, array: Any) -> Placeholder:
+        return cls(array.shape, array.strides, array.dtype, address(array) % CHUNK_BYTES)
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: np.dtype, *, zeroed: bool) -> Placeholder:
+        strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
+        return cls(shape, strides, dtype, zeroed=zeroed)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def is_contiguous(array: Any) -> bool:
+    """Whether an array, or a placeholder, is C-contiguous."""
+    expected = array.dtype.itemsize
+    for size, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @dataclass(frozen=True)

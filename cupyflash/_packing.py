@@ -6,36 +6,40 @@ import math
 from typing import Any
 
 from cupyflash import _config, _launch
-from cupyflash._arrays import address
 from cupyflash._launch import Launch
-from cupyflash._layouts import Layout, merge_batch_dims
+from cupyflash._layouts import CHUNK_BYTES, Layout, Placeholder, is_contiguous, merge_batch_dims
 from cupyflash._problem import Problem
-
-_CHUNK_BYTES = 16
 
 
 def in_chunks(
-    address: int, itemsize: int, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int
+    alignment: int, itemsize: int, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int
 ) -> bool:
-    """Whether every row is whole 16-byte chunks at multiples of 16 bytes."""
-    chunk = _CHUNK_BYTES // itemsize
+    """Whether every row is whole 16-byte chunks at multiples of 16 bytes; ``alignment`` is the first row's address."""
+    chunk = CHUNK_BYTES // itemsize
     strides = [stride for size, stride in zip(batch_shape, layout.batch_strides, strict=True) if size > 1]
     if rows > 1:
         strides.append(layout.row_stride)
     return (
         layout.column_stride == 1
         and columns % chunk == 0
-        and address % _CHUNK_BYTES == 0
+        and alignment == 0
         and all(stride % chunk == 0 for stride in strides)
     )
 
 
 def in_chunks_or_packed(
-    device, array, layout: Layout, batch_shape: tuple[int, ...], rows: int, columns: int, *, is_result: bool = False
-) -> tuple[Any, Layout, list[Launch]]:
-    """The array itself, or a packed one and the copy that fills it, or that brings a result back from it."""
+    device,
+    array: Placeholder,
+    layout: Layout,
+    batch_shape: tuple[int, ...],
+    rows: int,
+    columns: int,
+    *,
+    is_result: bool = False,
+) -> tuple[Placeholder, Layout, list[Launch]]:
+    """A placeholder itself, or a packed one and the copy that fills it, or that brings a result back from it."""
     matrices = batch_shape, rows, columns
-    if array.size == 0 or in_chunks(address(array), array.dtype.itemsize, layout, *matrices):
+    if array.size == 0 or in_chunks(array.alignment, array.dtype.itemsize, layout, *matrices):
         return array, layout, []
     other, other_layout = packed(device, array.dtype, layout, *matrices)
     if is_result:
@@ -45,7 +49,7 @@ def in_chunks_or_packed(
 
 def contiguous_rows(device, problem: Problem, array) -> tuple[Any, list[Launch]]:
     """An array of one value per query, or None, as a C-contiguous one, and the copy that makes it so."""
-    if array is None or array.flags.c_contiguous:
+    if array is None or is_contiguous(array):
         return array, []
     target = device.empty(array.shape, array.dtype)
     layouts = [problem.row_values_layout(x) for x in (array, target)]
@@ -58,7 +62,7 @@ def packed(device, dtype, layout: Layout, batch_shape: tuple[int, ...], rows: in
     The kernels read whole chunks: what pads a row must be finite, or it would reach the scores as 0 * NaN.
     """
     own_shape = tuple(size if stride else 1 for size, stride in zip(batch_shape, layout.batch_strides, strict=True))
-    row_stride = _config.round_up(columns, _CHUNK_BYTES // dtype.itemsize)
+    row_stride = _config.round_up(columns, CHUNK_BYTES // dtype.itemsize)
     array = device.zeros((*own_shape, rows, row_stride), dtype)
     batch_strides = tuple(
         math.prod(own_shape[axis + 1 :]) * rows * row_stride if size > 1 else 0 for axis, size in enumerate(own_shape)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cupyflash._arrays import ALL_TYPES, FLOAT32, FLOAT64, array_kind, check_element_aligned, check_same_place
-from cupyflash._layouts import Layout, layout_of, packed_layout
+from cupyflash._layouts import Layout, Placeholder, layout_of, packed_layout
 from cupyflash._lengths import Packed
 
 MAX_HEAD_DIM = 256
@@ -83,7 +83,8 @@ class Arrangement:
 
     def row_values_layout(self, array: Any) -> Layout:
         """Layout of an array with one value per query, as lse."""
-        return self.layout(array.T[..., None] if self.packed else array[..., None])
+        order = -1 if self.packed else 1
+        return self.layout(Placeholder((*array.shape[::order], 1), (*array.strides[::order], 0), array.dtype))
 
 
 def arrangement_of(q, k, v) -> Arrangement:

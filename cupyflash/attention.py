@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from cupyflash import _combine, _config, _launch, _packing, _stacking, _variant
+from cupyflash import _combine, _config, _launch, _packing, _plan, _stacking, _variant
 from cupyflash._arrays import HALF_TYPES, LOG2_E
 from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
-from cupyflash._launch import Gpu, Launch, Simulator
+from cupyflash._launch import Launch
 from cupyflash._numerics import Numerics
 from cupyflash._options import Align, Window
+from cupyflash._plan import Call, Plan, Planner
 from cupyflash._problem import Problem, attention_problem
 
 
@@ -156,7 +158,7 @@ def attention(
     >>> bool((out[..., 0, :] == v[..., 0, :]).all())  # the first query sees one key
     True
     """
-    problem = attention_problem(
+    call = forward_call(
         q,
         k,
         v,
@@ -182,24 +184,38 @@ def attention(
         return_max=return_max,
         out=out,
     )
-    return forward(problem, q, k, v, return_lse=return_lse, return_max=return_max, out=out)
+    return results_of(call)
 
 
-def forward(problem: Problem, q, k, v, *, return_lse: bool, return_max: bool, out):
-    """What :func:`attention` returns."""
-    device = _launch.device_of(problem.kind, q)
-    with device:
-        if out is None:
-            out = device.empty(problem.out_shape, problem.dtype)
-        lse = device.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
-        row_max = device.empty(problem.lse_shape, problem.lse_dtype) if return_max else None
-        if out.size or (lse is not None and lse.size):
-            _launch.run(device, _launches(problem, device, q, k, v, out, lse, row_max))
-    results = (out, *(array for array in (lse, row_max) if array is not None))
-    return results if len(results) > 1 else out
+def results_of(call: Call):
+    """What :func:`attention` returns for a call."""
+    results = tuple(call.run().values())
+    return results if len(results) > 1 else results[0]
 
 
-def _launches(problem: Problem, device: Simulator | Gpu, q, k, v, out, lse, row_max) -> list[Launch]:
+def forward_call(q, k, v, *, return_lse: bool = False, return_max: bool = False, out=None, **options) -> Call:
+    """The call of :func:`attention` with these arguments, validated."""
+    arguments = {"q": q, "k": k, "v": v, "return_lse": return_lse, "return_max": return_max, "out": out, **options}
+    return _plan.call(
+        "forward",
+        arguments,
+        validated=lambda: attention_problem(**arguments),
+        arrays=lambda: ({"q": q, "k": k, "v": v, **_plan.optional_arrays(options)}, _plan.given(out=out)),
+        planned=partial(forward_plan, return_lse=return_lse, return_max=return_max),
+    )
+
+
+def forward_plan(problem: Problem, planner: Planner, *, return_lse: bool, return_max: bool) -> Plan:
+    """Of a forward call; the planner knows its arrays."""
+    q, k, v = (planner.arguments[name] for name in ("q", "k", "v"))
+    out = planner.arguments.get("out") or planner.empty(problem.out_shape, problem.dtype)
+    lse = planner.empty(problem.lse_shape, problem.lse_dtype) if return_lse else None
+    row_max = planner.empty(problem.lse_shape, problem.lse_dtype) if return_max else None
+    launches = _launches(problem, planner, q, k, v, out, lse, row_max) if out.size else []
+    return planner.plan(launches, _plan.given(out=out, lse=lse, max=row_max))
+
+
+def _launches(problem: Problem, device: Planner, q, k, v, out, lse, row_max) -> list[Launch]:
     """Copies of what the kernel's 16-byte loads and stores cannot take, and the kernel between them."""
     before: list[Launch] = []
     after: list[Launch] = []

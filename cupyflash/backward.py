@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _variant
+from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _plan, _variant
 from cupyflash._arrays import HALF_TYPES, LOG2_E
-from cupyflash._gradients import Gradients, backward_problem, made
-from cupyflash._launch import Gpu, Launch, Simulator
+from cupyflash._gradients import NAMES, Gradients, backward_problem, made, targets_of
+from cupyflash._launch import Launch
 from cupyflash._layouts import Layout, merge_batch_dims
 from cupyflash._options import check_flag
+from cupyflash._plan import Call, Plan, Planner
 from cupyflash._problem import Problem
 from cupyflash._summation import Summation, summation, summed_dims
 from cupyflash.attention import attention
@@ -78,18 +79,34 @@ def attention_backward(
     >>> bool(np.allclose(dv.sum(axis=-2), 5, atol=0.01))  # each query hands its dout to the keys, in parts
     True
     """
-    problem, targets = backward_problem(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
-    return backward(problem, dout, q, k, v, out, lse, dlse, targets)
+    call = backward_call(dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out, **options)
+    return Gradients(**call.run())
 
 
-def backward(problem: Problem, dout, q, k, v, out, lse, dlse, targets: Gradients) -> Gradients:
-    """What :func:`attention_backward` returns; ``targets`` are arrays to write to, or None."""
-    device = _launch.device_of(problem.kind, q)
-    _config.check_architecture(problem.dtype, device.arch)
-    with device:
-        gradients = made(device, problem, (q, k, v), targets)
-        _launch.run(device, _Backward(problem, device).launches(dout, q, k, v, out, lse, dlse, gradients))
-    return gradients
+def backward_call(dout, q, k, v, out, lse, *, dlse=None, grads_out=None, **options) -> Call:
+    """The call of :func:`attention_backward` with these arguments, validated."""
+    inputs = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    arguments = {**inputs, "dlse": dlse, "grads_out": grads_out, **options}
+    return _plan.call(
+        "backward",
+        arguments,
+        validated=lambda: backward_problem(**arguments)[0],
+        arrays=lambda: (
+            inputs | _plan.given(dlse=dlse) | _plan.optional_arrays(options),
+            _plan.given(**vars(targets_of(grads_out))),
+        ),
+        planned=backward_plan,
+    )
+
+
+def backward_plan(problem: Problem, planner: Planner) -> Plan:
+    """Of a backward call; the planner knows its arrays."""
+    _config.check_architecture(problem.dtype, planner.arch)
+    arrays = planner.arguments
+    inputs = [arrays.get(name) for name in ("dout", "q", "k", "v", "out", "lse", "dlse")]
+    gradients = made(planner, problem, inputs[1:4], Gradients(**{name: arrays.get(name) for name in NAMES}))
+    launches = _Backward(problem, planner).launches(*inputs, gradients)
+    return planner.plan(launches, _plan.given(**vars(gradients)))
 
 
 def attention_vjp(
@@ -134,7 +151,7 @@ _OPERANDS = ("query", "key", "value", "dout")
 class _Backward:
     """Collects the launches of one call: copies of what kernels cannot read, the kernels, copies of results."""
 
-    def __init__(self, problem: Problem, device: Simulator | Gpu):
+    def __init__(self, problem: Problem, device: Planner):
         self.problem, self.device = problem, device
         self.half = problem.dtype in HALF_TYPES
         self.slopes = ("dslope_rows",) if "alibi_slopes" in problem.operands else ()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from cupyflash import _launch
+from cupyflash import _launch, _plan
 from cupyflash._gradients import Gradients, checked_targets, without_results
 from cupyflash._options import check_flag
 from cupyflash._problem import varlen_problem
-from cupyflash.attention import forward
-from cupyflash.backward import backward
+from cupyflash.attention import forward_plan, results_of
+from cupyflash.backward import backward_plan
 
 
 def attention_varlen(
@@ -69,7 +70,9 @@ def attention_varlen(
     problem = varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=return_lse, return_max=return_max, out=out, **options
     )
-    results = forward(problem, q, k, v, return_lse=return_lse, return_max=return_max, out=out)
+    arrays = {"q": q, "k": k, "v": v, **_plan.optional_arrays(options), **_plan.given(out=out)}
+    planned = partial(forward_plan, return_lse=return_lse, return_max=return_max)
+    results = results_of(_plan.new_call(problem, arrays, planned))
     out, *per_query = results if isinstance(results, tuple) else (results,)
     with _launch.device_of(problem.kind, q):
         _fill(out, problem.packed.used_q, 0)
@@ -121,7 +124,9 @@ def attention_varlen_backward(
     """
     problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **without_results(options))
     targets = checked_targets(problem, dout, q, k, v, out, lse, dlse=dlse, grads_out=grads_out)
-    gradients = backward(problem, dout, q, k, v, out, lse, dlse, targets)
+    inputs = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, **_plan.given(dlse=dlse)}
+    arrays = inputs | _plan.optional_arrays(options) | _plan.given(**vars(targets))
+    gradients = Gradients(**_plan.new_call(problem, arrays, backward_plan).run())
     with _launch.device_of(problem.kind, q):
         _fill(gradients.dq, problem.packed.used_q, 0)
         _fill(gradients.dk, problem.packed.used_k, 0)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 import cupyflash
-from cupyflash import _launch, ptxsim, testing
+from cupyflash import ptxsim, testing
+from tests.forgetting import nothing_remembered
 
 ARCH = "sm_90"
 
@@ -45,7 +46,7 @@ def recorded_simulator():
     recorder = Recorder()
     with (
         mock.patch.object(ptxsim, "RawModule", recorder.RawModule),
-        mock.patch.object(_launch, "_memo", _launch.OrderedDict()),
+        nothing_remembered(),
         ptxsim.settings(arch=ARCH),
     ):
         yield recorder
@@ -64,7 +65,7 @@ def recorded_gpu():
         mock.patch.object(cupy, "RawModule", recorder.RawModule),
         mock.patch.object(cupy, "empty", allocated),
         mock.patch.object(cupy, "zeros", allocated),
-        mock.patch.object(_launch, "_memo", _launch.OrderedDict()),
+        nothing_remembered(),
     ):
         yield recorder
 

@@ -10,6 +10,8 @@ from cupy_backends.cuda.libs import nvrtc
 
 import cupyflash
 from cupyflash import _config, _launch, _source
+from cupyflash._memo import Memo
+from tests.forgetting import nothing_remembered
 
 FLASH_DEFINES = _config.flash_fwd_defines(np.dtype(np.float16), 64, 64, causal=False, scale_positive=True, arch="sm_80")
 FMA_DEFINES = _config.flash_fwd_fma_defines(np.dtype(np.float32), 64, 64, causal=False, arch="sm_80")
@@ -49,13 +51,11 @@ def test_parameters_are_laid_out_as_the_kernel_declares_them(kernel, defines, dt
         pytest.fail(nvrtc.getProgramLog(program))
 
 
-def test_the_modules_used_last_are_kept(monkeypatch):
-    monkeypatch.setattr(_launch, "_memo", _launch.OrderedDict())
-    monkeypatch.setattr(_launch, "_MEMO_SIZE", 2)
-    made = []
+def test_the_values_used_last_are_kept():
+    memo, made = Memo(2), []
 
     def get(key):
-        return _launch._memoised(key, lambda: made.append(key) or key)
+        return memo.get(key, lambda: made.append(key) or key)
 
     assert [get(key) for key in ("a", "b", "a", "c", "a", "b")] == ["a", "b", "a", "c", "a", "b"]
     assert made == ["a", "b", "c", "b"]
@@ -127,9 +127,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cupy, "RawModule", recorder.RawModule)
     monkeypatch.setattr(cupy, "empty", memory.array)
     monkeypatch.setattr(cupy, "zeros", memory.array)
-    monkeypatch.setattr(_launch, "_memo", _launch.OrderedDict())
     recorder.array = memory.array
-    return recorder
+    with nothing_remembered():
+        yield recorder
 
 
 def test_other_lengths_batches_and_strides_compile_nothing(gpu):

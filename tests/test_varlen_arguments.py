@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cupyflash
-from cupyflash import Gradients, _launch, varlen
+from cupyflash import Gradients, _launch, _plan
 from cupyflash._problem import varlen_problem
 from tests.test_option_values import DeviceArray
 from tests.test_options import foreign, misaligned
@@ -228,9 +228,11 @@ def filled(shape, dtype, value):
 def test_rows_of_no_sequence_in_results(more):
     out = filled((10, 6, 4), np.float16, 5)
     per_query = [filled((6, 10), np.float32, 5) for _ in more]
-    returned = (out, *per_query) if more else out
-    with mock.patch.object(varlen, "forward", return_value=returned):
-        assert cupyflash.attention_varlen(**arguments(), **dict.fromkeys(more, True)) is returned
+    returned = {"out": out, **dict(zip(more, per_query, strict=True))}
+    with mock.patch.object(_plan.Call, "run", return_value=returned):
+        results = cupyflash.attention_varlen(**arguments(), **dict.fromkeys(more, True))
+    for result, array in zip(results if more else (results,), returned.values(), strict=True):
+        assert result is array
     assert (out[:9] == 5).all() and (out[9:] == 0).all()
     for values in per_query:
         assert (values[:, :9] == 5).all() and (values[:, 9:] == -math.inf).all()
@@ -238,8 +240,9 @@ def test_rows_of_no_sequence_in_results(more):
 
 def test_rows_of_no_sequence_in_gradients():
     made = Gradients(*(filled(arguments()[name].shape, np.float16, 5) for name in "qkv"), dbias=filled(5, float, 5))
-    with mock.patch.object(varlen, "backward", return_value=made):
-        assert cupyflash.attention_varlen_backward(**results(), **arguments()) is made
+    with mock.patch.object(_plan.Call, "run", return_value=vars(made)):
+        gradients = cupyflash.attention_varlen_backward(**results(), **arguments())
+    assert vars(gradients) == vars(made)
     for gradient, used in zip(made, (9, 11, 11), strict=True):
         assert (gradient[:used] == 5).all() and (gradient[used:] == 0).all()
     assert (made.dbias == 5).all()

@@ -32,5 +32,5 @@ def original_sources() -> dict[battery.Case, tuple[str, ...]]:
 def _forget_mutants():
     """Keeps kernels without the fault, which the next mutant may launch again."""
     originals = {source for sources in original_sources().values() for source in sources}
-    for key in [key for key in _launch._memo if key[2] not in originals]:
-        del _launch._memo[key]
+    for key in [key for key in _launch.modules.values if key[2] not in originals]:
+        del _launch.modules.values[key]
