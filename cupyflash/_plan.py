@@ -22,7 +22,7 @@ from cupyflash._launch import Gpu, Launch, Params, Simulator
 from cupyflash._layouts import CHUNK_BYTES, Placeholder
 from cupyflash._memo import Memo
 from cupyflash._numerics import Numerics
-from cupyflash._problem import Problem
+from cupyflash._problem import OPTIONS, Problem
 
 _OPTIONAL_ARRAYS = ("mask", "bias", "alibi_slopes", "attn_sink")
 _READ_ON_HOST = ("seqlens_q", "seqlens_k")
@@ -113,6 +113,7 @@ plans = Memo(512)
 def call(
     kind: str,
     arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
     validated: Callable[[], Problem],
     arrays: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
@@ -120,11 +121,11 @@ def call(
 ) -> Call:
     """A call with a plan that is known, or a new one.
 
-    ``arguments`` are all that the user gave, ``arrays`` those among them that are read and those that are written, once
-    they are known to be arrays. Where the plan is known, its first call has been validated: this one is but for what
-    differs among calls that look the same.
+    ``arguments`` and ``options`` are what the user gave. ``arrays`` gives those among it that are read and those that
+    are written, and is asked once they are known to be arrays. Where the plan is known, a call that looks the same has
+    been validated, and only what differs among such calls is left to check.
     """
-    known = signature(kind, arguments)
+    known = signature(kind, arguments, options)
     plan = plans.find(known)
     if plan is None:
         problem = validated()
@@ -162,19 +163,20 @@ def _device_of(array: Any) -> Simulator | Gpu:
     return _launch.device_of(array_kind(array, "q"), array)
 
 
-def signature(kind: str, arguments: Mapping[str, Any]) -> Hashable | None:
+def signature(kind: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Hashable | None:
     """What the plan of a call follows from, or None where that is more than arrays' looks and options' values.
 
     Values are told apart that Python calls equal: True, 1 and 1.0, or 0.0 and -0.0.
     """
-    if any(arguments.get(name) is not None for name in _READ_ON_HOST):
+    if any(options.get(name) is not None for name in _READ_ON_HOST):
         return None
+    options = {**OPTIONS, **options}
     try:
-        parts = tuple([_part(value) for value in arguments.values()])
+        parts = tuple([_part(value) for value in (*arguments.values(), *options.values())])
     except _Unknown:
         return None
     arch = _launch.device_of("numpy", None).arch if isinstance(arguments["q"], np.ndarray) else None
-    return kind, arch, tuple(arguments), parts
+    return kind, arch, tuple(options), parts
 
 
 class _Unknown(Exception):

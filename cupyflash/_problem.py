@@ -191,10 +191,12 @@ def _with_options(
     return problem
 
 
-#: What a call may be given beside arrays and offsets.
-OPTIONS = tuple(
-    name for name, parameter in signature(_with_options).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
-)
+#: What a call may be given beside arrays and offsets, with the values of what is not given.
+OPTIONS = {
+    name: parameter.default
+    for name, parameter in signature(_with_options).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
 
 
 def _given(**arrays: Any) -> dict[str, Any]:

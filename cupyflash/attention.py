@@ -193,15 +193,17 @@ def results_of(call: Call):
     return results if len(results) > 1 else results[0]
 
 
-def forward_call(q, k, v, *, return_lse: bool = False, return_max: bool = False, out=None, **options) -> Call:
+def forward_call(q, k, v, **options) -> Call:
     """The call of :func:`attention` with these arguments, validated."""
-    arguments = {"q": q, "k": k, "v": v, "return_lse": return_lse, "return_max": return_max, "out": out, **options}
+    inputs = {"q": q, "k": k, "v": v}
+    flags = {name: options.get(name, False) for name in ("return_lse", "return_max")}
     return _plan.call(
         "forward",
-        arguments,
-        validated=lambda: attention_problem(**arguments),
-        arrays=lambda: ({"q": q, "k": k, "v": v, **_plan.optional_arrays(options)}, _plan.given(out=out)),
-        planned=partial(forward_plan, return_lse=return_lse, return_max=return_max),
+        inputs,
+        options,
+        validated=lambda: attention_problem(**inputs, **options),
+        arrays=lambda: (inputs | _plan.optional_arrays(options), _plan.given(out=options.get("out"))),
+        planned=partial(forward_plan, **flags),
     )
 
 

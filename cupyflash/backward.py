@@ -86,11 +86,12 @@ def attention_backward(
 def backward_call(dout, q, k, v, out, lse, *, dlse=None, grads_out=None, **options) -> Call:
     """The call of :func:`attention_backward` with these arguments, validated."""
     inputs = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
-    arguments = {**inputs, "dlse": dlse, "grads_out": grads_out, **options}
+    arguments = {**inputs, "dlse": dlse, "grads_out": grads_out}
     return _plan.call(
         "backward",
         arguments,
-        validated=lambda: backward_problem(**arguments)[0],
+        options,
+        validated=lambda: backward_problem(**arguments, **options)[0],
         arrays=lambda: (
             inputs | _plan.given(dlse=dlse) | _plan.optional_arrays(options),
             _plan.given(**vars(targets_of(grads_out))),
