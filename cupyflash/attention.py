@@ -140,6 +140,7 @@ def attention(
     their exponentials and logarithms are off by at most 2 units in the last place.
     A query that sees no key has out 0 and lse -inf, or that of its sink. What a removed pair holds, NaN included, has
     no influence. Results do not depend on the rest of the batch and are the same, bit for bit, each time.
+    The first call compiles; :func:`cupyflash.warmup` does that ahead, and says how calls go into CUDA graphs.
 
     Raises
     ------
