@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cupyflash import Numerics, _stacking, attention, bounds, ptxsim, reference
 from cupyflash._arrays import BFLOAT16
 from cupyflash.testing import assert_same_bits, assert_within_bound
+from tests.forgetting import no_plans
 
 NEVER = 2**62
 
@@ -16,7 +17,7 @@ def both_ways(call):
     """What the call returns with heads stacked where they may be, and apart."""
     results = []
     for enough in 1, NEVER:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, no_plans():
             patch.setattr(_stacking, "ENOUGH_BLOCKS", enough)
             results.append(call())
     return results
