@@ -143,6 +143,18 @@ def test_whatever_decides_what_is_launched_asks_for_another_plan(gpu, call, base
         assert launched(gpu, call, changed) == remembering != before
 
 
+@pytest.mark.parametrize(
+    ("option", "one", "other"),
+    [("softmax_scale", 0.0, -0.0), ("softmax_scale", np.float32(0), np.float32(-0.0)), ("seed", 2**63, 2**63 + 1)],
+)
+def test_numbers_that_are_equal_in_some_sense_are_told_apart(gpu, option, one, other):
+    arguments = forward()
+    launches = [launched(gpu, cupyflash.attention, arguments | {option: value}) for value in (one, other)]
+    assert launches[0] != launches[1]
+    with nothing_remembered():
+        assert launched(gpu, cupyflash.attention, arguments | {option: other}) == launches[1]
+
+
 def test_other_arrays_that_look_the_same_share_a_plan(gpu):
     """And the second is given its own, also where an array of the first was two arguments."""
     x, y, z = (array(2, 4, 64) for _ in range(3))
