@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash._arrays import check_same_place
-from cupyflash._layouts import Layout, operand_layout
+from cupyflash._layouts import Layout, Placeholder, operand_layout
 from cupyflash._lengths import heads_of
 from cupyflash._shapes import Arrangement
 from cupyflash._user_functions import names_in
@@ -89,7 +89,7 @@ class BlockMask:
             shape = (batch,) if leading else ()
         else:
             shape = (*(leading[:-1] if batch > 1 else ()), num_heads)
-        bits = self.bits.reshape(*shape, *rows)
+        bits = Placeholder.contiguous((*shape, *rows), self.bits.dtype)
         return operand_layout("mask", bits, leading, arrangement.grouped_heads)
 
     @staticmethod

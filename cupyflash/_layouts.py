@@ -34,7 +34,7 @@ class Placeholder:
         return cls(array.shape, array.strides, array.dtype, address(array) % CHUNK_BYTES)
 
     @classmethod
-    def contiguous(cls, shape: tuple[int, ...], dtype: np.dtype, *, zeroed: bool) -> Placeholder:
+    def contiguous(cls, shape: tuple[int, ...], dtype: np.dtype, *, zeroed: bool = False) -> Placeholder:
         strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
         return cls(shape, strides, dtype, zeroed=zeroed)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyflash import _launch
 from cupyflash._arrays import address, array_kind, check_written
+from cupyflash._block_mask import BlockMask
 from cupyflash._config import KernelConfig
 from cupyflash._gradients import Gradients
 from cupyflash._launch import Gpu, Launch, Params, Simulator
@@ -60,8 +62,9 @@ class Planner:
     def placed(self, problem: Problem) -> Problem:
         """The problem with placeholders for its arguments."""
         operands = {name: self.arguments.get(name, array) for name, array in problem.operands.items()}
-        aux = {name: self.arguments.get(f"aux[{name!r}]", array) for name, array in problem.aux.items()}
-        return replace(problem, operands=operands, aux=aux, inputs={})
+        aux = {name: self.arguments[f"aux[{name!r}]"] for name in problem.aux}
+        mask = problem.block_mask and replace(problem.block_mask, bits=self.arguments["mask_mod"])
+        return replace(problem, operands=operands, aux=aux, block_mask=mask, inputs={})
 
     def plan(self, launches: Iterable[Launch], results: Mapping[str, Placeholder]) -> Plan:
         """Of launches whose arrays are placeholders; any other array is a constant of the plan."""
@@ -156,7 +159,11 @@ def given(**arrays: Any) -> dict[str, Any]:
 def optional_arrays(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays among a call's options whose elements kernels read, named as messages name them."""
     found = {name: options[name] for name in _OPTIONAL_ARRAYS if options.get(name) is not None}
-    return found | {f"aux[{name!r}]": array for name, array in (options.get("aux") or {}).items()}
+    aux, mask = options.get("aux"), options.get("mask_mod")
+    if isinstance(mask, BlockMask):
+        aux = mask.joined_aux(aux)
+    found |= {f"aux[{name!r}]": array for name, array in (aux or {}).items()}
+    return found | ({"mask_mod": mask.bits} if isinstance(mask, BlockMask) else {})
 
 
 def _device_of(array: Any) -> Simulator | Gpu:
@@ -170,13 +177,12 @@ def signature(kind: str, arguments: Mapping[str, Any], options: Mapping[str, Any
     """
     if any(options.get(name) is not None for name in _READ_ON_HOST):
         return None
-    options = {**OPTIONS, **options}
+    arch = _launch.device_of("numpy", None).arch if isinstance(arguments["q"], np.ndarray) else None
+    values = (*arguments.values(), *{**OPTIONS, **options}.values())  # more of them where a name is no option
     try:
-        parts = tuple([_part(value) for value in (*arguments.values(), *options.values())])
+        return kind, arch, *[_part(value) for value in values]
     except _Unknown:
         return None
-    arch = _launch.device_of("numpy", None).arch if isinstance(arguments["q"], np.ndarray) else None
-    return kind, arch, tuple(options), parts
 
 
 class _Unknown(Exception):
@@ -200,9 +206,9 @@ def _part(value: Any) -> Hashable:
         return value.shape, value.strides, value.dtype, address(value) % CHUNK_BYTES, None
     if kind is tuple or kind is list:
         return kind, tuple([_part(item) for item in value])
-    if kind is dict:
+    if kind is dict or kind is MappingProxyType:
         return kind, tuple([(_part(name), _part(item)) for name, item in value.items()])
-    if kind is Gradients:
+    if kind is Gradients or kind is BlockMask:
         return kind, tuple([_part(item) for item in vars(value).values()])
     if isinstance(value, np.generic):
         return kind, value.tobytes()

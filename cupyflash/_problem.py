@@ -160,6 +160,8 @@ def _with_options(
         check_operand(name, array, q, kind, shape)
     aux = checked_aux(aux, q, kind, with_expression=score_mod is not None or mask_mod is not None)
     inputs = {**operands, **lengths, **offsets, **{f"aux[{name!r}]": array for name, array in aux.items()}}
+    if block_mask is not None:
+        inputs["mask_mod"] = block_mask.bits
     operands |= checked_lengths(
         lengths, {"seqlens_q": seqlen_q, "seqlens_k": seqlen_k}, arrangement.leading_shape, q, kind
     )

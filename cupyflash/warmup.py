@@ -34,12 +34,12 @@ def warmup(q, k, v, *, backward: bool = False, **options) -> None:
     -----
     Calls look alike where what was said of their arrays is the same, and so are all options by type and value. The
     plans of the 512 that were used last are kept; they keep no array. Calls with ``seqlens_q`` or ``seqlens_k``, of
-    :func:`cupyflash.attention_varlen`, with a :class:`BlockMask`, with subclasses of arrays or with numbers of types
-    that are neither Python's nor NumPy's are planned each time.
+    :func:`cupyflash.attention_varlen`, with subclasses of arrays or with numbers of types that are neither Python's nor
+    NumPy's are planned each time.
 
     On CuPy arrays a call enqueues kernels on the current stream. It waits for nothing and copies nothing to or from the
-    host, except lengths. What does not read lengths can be captured in a CUDA graph, after a warmup: a kernel that is
-    first compiled in a capture delays it, and modes that are stricter than CuPy's default one refuse to load it. ::
+    host, except lengths. What does not read lengths can be captured in a CUDA graph, after a warmup: compiling during a
+    capture takes as long as ever, and CUDA may refuse to load a kernel in modes stricter than CuPy's default one. ::
 
         warmup(q, k, v, out=out)
         stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool()

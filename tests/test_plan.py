@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 import cupyflash
-from cupyflash import Gradients, Numerics, _launch, _plan, ptxsim, testing
+from cupyflash import BlockMask, Gradients, Numerics, _launch, _plan, ptxsim, testing
 from tests.forgetting import nothing_remembered
 from tests.test_cupy_path import described, on_gpu, recorded_gpu
 
@@ -64,6 +64,8 @@ def launched(gpu, call, arguments):
     gpu.launches.clear()
     call(**arguments)
     named = dict(arguments) | (arguments.get("aux") or {})
+    if isinstance(mask := arguments.get("mask_mod"), BlockMask):
+        named |= {**mask.aux, "bits": mask.bits}
     targets = arguments.get("grads_out", ())
     named |= vars(targets) if isinstance(targets, Gradients) else dict(zip(("dq", "dk", "dv"), targets, strict=False))
     addresses = {name: x.data.ptr for name, x in named.items() if isinstance(x, cupy.ndarray)}
@@ -240,6 +242,37 @@ def test_a_plan_keeps_no_array_alive():
         gc.collect()
         assert [reference() for reference in kept] == [None] * len(kept)
         assert all(plan.constants == () for plan in _plan.plans.values.values())
+
+
+def test_a_block_mask_is_known_by_its_looks(gpu):
+    """Its expression, block size and shapes; bits and arrays are those of each call's own."""
+    q, k, v = (array(2, 3, 200, 64) for _ in range(3))
+
+    def block_mask(mask_mod="t[j] < i", dtype=np.int32, shape=(1, 1, 2, 1), block_size=128):
+        aux = {"t": array(200, dtype=dtype)}
+        return BlockMask(mask_mod, aux, 200, 200, block_size, array(*shape, dtype=np.uint32))
+
+    def called(mask):
+        return launched(gpu, cupyflash.attention, {"q": q, "k": k, "v": v, "mask_mod": mask})
+
+    same = called(block_mask())
+    ((*_, [(_, targets)]),) = same
+    assert {"bits", "t"} <= set(targets)
+    assert called(block_mask()) == same and len(_plan.plans.values) == 1
+    others = [
+        block_mask("t[j] > i"), block_mask(dtype=np.int64), block_mask(shape=(2, 1, 2, 1)), block_mask(block_size=256)
+    ]  # fmt: skip
+    for number, other in enumerate(others, start=2):
+        assert called(other) != same and len(_plan.plans.values) == number
+    mask = block_mask()
+    bits = cupy.ndarray((2, 3, 200, 64), np.float16, mask.bits.data)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^out: overlaps mask_mod in memory"):
+            cupyflash.attention(q, k, v, mask_mod=mask, out=bits)
+        with pytest.raises(ValueError, match="aux: 't' is an array of the BlockMask already"):
+            cupyflash.attention(q, k, v, mask_mod=mask, aux={"t": array(200, dtype=np.int32)})
+        cupyflash.attention(q, k, v, mask_mod=mask, out=array(2, 3, 200, 64))
+        cupyflash.attention(q, k, v, mask_mod=mask, aux={"t": mask.aux["t"]})
 
 
 class Scale(float):
