@@ -145,11 +145,19 @@ def test_whatever_decides_what_is_launched_asks_for_another_plan(gpu, call, base
         assert launched(gpu, call, changed) == remembering != before
 
 
+T, U = array(5, dtype=np.float32), array(5, dtype=np.float32)
+
+
 @pytest.mark.parametrize(
     ("option", "one", "other"),
-    [("softmax_scale", 0.0, -0.0), ("softmax_scale", np.float32(0), np.float32(-0.0)), ("seed", 2**63, 2**63 + 1)],
+    [
+        ("softmax_scale", 0.0, -0.0),
+        ("softmax_scale", np.float32(0), np.float32(-0.0)),
+        ("seed", 2**63, 2**63 + 1),
+        ("aux", {"t": T, "u": U}, {"u": U, "t": T}),
+    ],
 )
-def test_numbers_that_are_equal_in_some_sense_are_told_apart(gpu, option, one, other):
+def test_values_that_python_calls_equal_or_nearly_so_are_told_apart(gpu, option, one, other):
     arguments = forward()
     launches = [launched(gpu, cupyflash.attention, arguments | {option: value}) for value in (one, other)]
     assert launches[0] != launches[1]
