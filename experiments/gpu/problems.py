@@ -78,5 +78,10 @@ class Problem:
 
 def normal(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Normal numbers; a long array repeats the first million of them, which takes no time."""
-    numbers = np.random.default_rng(seed).standard_normal(min(math.prod(shape), 10**6 + 3), np.float32)
-    return np.resize(numbers.astype(getattr(ml_dtypes, dtype, dtype)), shape)
+    return _numbers(seed, math.prod(shape), dtype).reshape(shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(seed: int, size: int, dtype: str) -> np.ndarray:
+    numbers = np.random.default_rng(seed).standard_normal(min(size, 10**6 + 3), np.float32)
+    return np.resize(numbers.astype(getattr(ml_dtypes, dtype, dtype)), size)  # which all problems of this size share

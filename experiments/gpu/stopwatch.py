@@ -12,7 +12,7 @@ import numpy as np
 Call = Callable[[], Any]
 
 WARM_UP, ROUNDS = 2, 10
-MOST_MS = 400  # of all rounds of one call: a slow one has fewer
+MOST_MS = 300  # of all rounds of one call: a slow one has fewer
 LEAST_FLUSH = 64 * 2**20
 _HEAD_START = 3_000_000  # clock cycles, about 2 ms
 _WAIT = """

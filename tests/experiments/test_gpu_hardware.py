@@ -11,7 +11,7 @@ import pytest
 
 import cupyflash
 import kernels_cu
-from cupyflash import _launch, ptxsim
+from cupyflash import _launch, naive, ptxsim
 from experiments.gpu import bits, hardware, instructions
 from experiments.gpu.hardware import APPROXIMATE, FINDING, SAME
 from tests.experiments.fake_gpu import FakeCupy
@@ -20,11 +20,11 @@ HALF = hardware.Call("float16", lambda: small(np.float16))
 FMA = hardware.Call("float32", lambda: small(np.float32))
 
 
-def small(dtype):
+def small(dtype, library=cupyflash):
     """Forward and backward of 20 queries and keys."""
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 20, 16)).astype(dtype)
-    out, lse = cupyflash.attention(q, k, v, return_lse=True)
-    return cupyflash.attention_backward(dout, q, k, v, out, lse)
+    out, lse = library.attention(q, k, v, return_lse=True)
+    return library.attention_backward(dout, q, k, v, out, lse)
 
 
 def compared(folder, *calls, comparison=hardware.compare_kernels, **card):
@@ -58,6 +58,14 @@ def test_every_array_that_a_kernel_writes_is_compared(tmp_path):
         ("flash_bwd_dkdv", "6: float16 (1, 20, 16)"), ("flash_bwd_dkdv", "7: float16 (1, 20, 16)"),
         ("flash_bwd_dq", "6: float16 (1, 20, 16)"),
     }  # fmt: skip
+
+
+def test_kernels_that_overwrite_their_input_begin_with_the_same(tmp_path):
+    """The softmax of the standard method."""
+    call = hardware.Call("standard method", lambda: small(np.float16, naive))
+    rows, _ = compared(tmp_path, call, mma="ampere", after=one_bit("weighted_values", 1))
+    assert {row["kernel"] for row in rows if row["verdict"] != SAME} == {"weighted_values"}
+    assert "softmax" in {row["kernel"] for row in rows}
 
 
 def one_bit(kernel, bit):

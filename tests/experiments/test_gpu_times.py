@@ -114,7 +114,9 @@ def test_a_call_that_fails_is_a_cell_and_the_others_go_on():
     def never():
         raise RuntimeError("No available kernel. Aborting execution.")
 
-    times = interleaved(Clock(), {"later": later, "never": never, "fine": lambda: 2.0})
+    clock = Clock()
+    times = interleaved(clock, {"later": later, "never": never, "fine": lambda: 2.0})
+    assert clock.measured.count(never) == 1 and clock.measured.count(later) == 4
     assert times["later"] == Times(error="out of memory")
     assert times["never"] == Times(error="RuntimeError: No available kernel. Aborting execution.")
     assert times["fine"].median == 2.0 and times["never"].median is None
@@ -349,7 +351,7 @@ def staged(monkeypatch):
         return getattr(call, "milliseconds", 5.0)
 
     known = {
-        "slow": of(0.2, stores_scores=True), OURS: of(0.001), "wrong": of(0.002, 0.1), "none": of(1, fails=True)
+        "slow": of(0.1, stores_scores=True), OURS: of(0.001), "wrong": of(0.002, 0.1), "none": of(1, fails=True)
     }  # fmt: skip
     for module in speed, decode:
         monkeypatch.setattr(module, "contenders", lambda: dict(known))
@@ -380,7 +382,7 @@ def test_what_was_slow_is_left_out_of_longer_sequences(staged):
     cells = list(speed.measure(None, FORWARD, 128, "float16", (1024, 2048, 4096)))
     slow = {(row["seqlen"], row["causal"]): row for cell in cells for row in cell if row["what"] == "slow"}
     assert slow[2048, False]["median_ms"] > speed.TOO_SLOW > slow[2048, True]["median_ms"]
-    assert slow[4096, False]["error"] == "left out: 410 ms for shorter sequences"
+    assert slow[4096, False]["error"] == "left out: 205 ms for shorter sequences"
     assert slow[4096, True]["median_ms"] > speed.TOO_SLOW
     assert len(staged) == 6 * 2  # what stores all scores is a group of its own
 
@@ -390,7 +392,7 @@ def test_summary_of_speed(staged):
     first, *others = speed.summary(rows).splitlines()
     assert first.startswith("forward, head_dim 128: at most ") and first.endswith("L = 512")
     assert others == [
-        "  slow: 200.00 to 200.00 times our time",
+        "  slow: 100.00 to 100.00 times our time",
         "  wrong: 2.00 to 2.00 times our time; results differ",
         "  none: out of memory",
     ]
@@ -443,7 +445,11 @@ class Pool:
 def test_memory_of_calls(monkeypatch):
     """A forward takes 100 for each query; a backward 300, and keeps 7 from its forward."""
     pool = Pool()
-    cupy = types.SimpleNamespace(get_default_memory_pool=lambda: pool, asarray=lambda host: pool.allocate(host.nbytes))
+    cupy = types.SimpleNamespace(
+        get_default_memory_pool=lambda: pool,
+        asarray=lambda host: pool.allocate(host.nbytes),
+        cuda=types.SimpleNamespace(Device=lambda: types.SimpleNamespace(synchronize=lambda: None)),
+    )
 
     def prepare(problem, direction):
         kept = pool.allocate(7) if direction == BACKWARD else None
@@ -468,3 +474,8 @@ def test_memory_of_calls(monkeypatch):
     assert (
         memory.summary(rows) == f"forward, L = 4096, {OURS}: out of memory\nbackward, L = 4096, {OURS}: out of memory"
     )
+
+    pool.limit = math.inf
+    monkeypatch.setattr(memory, "TOO_SLOW", -1)
+    rows = [row for found in memory.measure(cupy, "float16", (64, 128)) for row in found]
+    assert [row["error"] for row in rows] == [""] * 2 + ["left out: too slow for shorter sequences"] * 2
