@@ -1,6 +1,7 @@
 """What a GPU owner runs: steps within a time, a second start, failures, tables and figures; nothing without a GPU."""
 
 import argparse
+import functools
 import os
 import signal
 import subprocess
@@ -239,6 +240,25 @@ def test_the_first_columns(monkeypatch):
         "13.0",
     ]
     assert len(found["code"]) == 8 and all(found.values())
+
+
+def test_cupy_has_what_the_fakes_have():
+    """Names and parameters, without a GPU."""
+    cupy = pytest.importorskip("cupy")
+    for arguments in {"code": "", "options": ("-std=c++17",)}, {"path": "kernel.ptx"}:
+        cupy.RawModule(**arguments)  # loads nothing
+    of_cuda = "Device Event get_elapsed_time get_current_stream runtime.getDeviceProperties runtime.driverGetVersion"
+    of_cupy = "empty asarray copyto matmul exp where arange get_default_memory_pool"
+    for module, names in (
+        (cupy.cuda, of_cuda),
+        (cupy, of_cupy),
+        (cupy.ndarray, "set get fill data reshape swapaxes max sum astype"),
+        (cupy.cuda.Device, "compute_capability pci_bus_id synchronize id"),
+        (cupy.cuda.Event, "record synchronize"),
+        (cupy.cuda.MemoryPool, "used_bytes total_bytes free_all_blocks"),
+    ):
+        for name in names.split():
+            assert functools.reduce(getattr, name.split("."), module) is not None, name
 
 
 def test_what_nvidia_smi_says(monkeypatch):
