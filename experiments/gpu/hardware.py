@@ -5,7 +5,7 @@ float32 sums and with the model of the card's, and so does the GPU, whose driver
 code is run that NVRTC makes, as the library does. Every launch begins with the same bytes in memory, and all arrays
 that it may touch are compared behind it.
 
-"kernels" are the launches of whole calls, "instructions" single ones (``instructions.py``), where a
+"kernels" are the launches of whole calls (``calls.py``), "instructions" single ones (``instructions.py``), where a
 difference is judged by the error that the PTX ISA states. In kernels whose PTX has no approximate instruction and no
 tensor-core sums all bits must be equal. Else a difference is judged by those that the simulator has with itself:
 between its two models, and with approximations that are off by as much as the ISA allows.
@@ -14,14 +14,11 @@ between its two models, and with approximations that are off by as much as the I
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
-import hashlib
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,13 +26,14 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 
-import cupyflash
-from cupyflash import _launch, _source, naive, ptxsim
+from cupyflash import _launch, _source, ptxsim
 from cupyflash._config import compute_capability
 from cupyflash._launch import Launch
 from experiments.experiment import Row
 from experiments.gpu import bits, tables
+from experiments.gpu.calls import Call, calls
 from experiments.gpu.instructions import BLOCK, INSTRUCTIONS, LANES, Instruction
+from experiments.gpu.on_card import Card, Region, regions
 from experiments.gpu.stopwatch import reason
 
 #: Whose tensor cores a card of this compute capability has; the first that is not less.
@@ -65,107 +63,6 @@ def approximations(ptx: str) -> list[str]:
     return sorted({found[1] for found in _APPROXIMATE.finditer(ptx)})
 
 
-# The same memory on the card
-
-
-@dataclass(frozen=True)
-class Region:
-    """Bytes of host memory that arrays lie in, and what to do with an address in them."""
-
-    start: int
-    host: np.ndarray  # of uint8, the memory itself
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.host.size
-
-
-def regions(arrays: Sequence[np.ndarray]) -> list[Region]:
-    """What the arrays span, gaps included; what overlaps is one region."""
-    spans = sorted(np.lib.array_utils.byte_bounds(array) for array in arrays if array.size)
-    merged: list[list[int]] = []
-    for low, high in spans:
-        if merged and low < merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], high)
-        else:
-            merged.append([low, high])
-    return [Region(low, _memory(low, high - low)) for low, high in merged]
-
-
-def _memory(address: int, size: int) -> np.ndarray:
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-
-
-def moved(array: np.ndarray, memory: Sequence[Region], addresses: Sequence[int]) -> int:
-    """Where an array is once each region is at one of the addresses; 0 for one without elements."""
-    place = array.__array_interface__["data"][0]
-    return next((to + place - x.start for x, to in zip(memory, addresses, strict=True) if x.start <= place < x.stop), 0)
-
-
-class Card:
-    """Runs launches on the GPU, on copies of host memory."""
-
-    def __init__(self, cupy: Any, folder: Path):
-        self._cupy, self._folder = cupy, folder
-        self.arch = f"sm_{cupy.cuda.Device().compute_capability}"
-
-    def from_ptx(self, ptx: str, name: str) -> Any:
-        """A kernel that the driver assembles. One that knows only older PTX is told that it is older.
-
-        What newer versions of the ISA add is not in our kernels; the driver would say so.
-        """
-        own = re.search(r"^\.version (\d+)\.(\d+)$", ptx, re.MULTILINE)
-        for version in _versions_down_from(int(own[1]), int(own[2])):
-            text = f"{ptx[: own.start()]}.version {version}{ptx[own.end() :]}"
-            path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.ptx"
-            path.write_text(text)
-            try:
-                return self._cupy.RawModule(path=str(path)).get_function(name)
-            except RuntimeError as error:  # CUDADriverError
-                if "UNSUPPORTED_PTX_VERSION" not in str(error):
-                    raise
-        raise RuntimeError(f"the driver knows no PTX from {own[0].strip('.')} down")
-
-    def from_source(self, source: str, name: str) -> Any:
-        """A kernel that NVRTC assembles, as the library has it."""
-        return self._cupy.RawModule(code=source, options=_launch.OPTIONS).get_function(name)
-
-    def after(self, kernel: Any, launch: Launch, memory: Sequence[Region]) -> list[np.ndarray]:
-        """What the launch leaves in each region, which stays as it is on the host."""
-        copies = [self._copied(region) for region in memory]
-        addresses = [copy.data.ptr for copy in copies]
-        config = launch.config
-        if config.shared_bytes:
-            kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-        params = launch.params.at(moved(array, memory, addresses) for array in launch.arrays)
-        kernel((config.grid,), (config.block,), (params,), shared_mem=config.shared_bytes)
-        return [copy.get() for copy in copies]
-
-    def _copied(self, region: Region) -> Any:
-        """As far from a multiple of 256 bytes as on the host, for kernels that load 16 at a time."""
-        misalignment = region.start % 256
-        memory = self._cupy.empty(misalignment + region.host.size, np.uint8)[misalignment:]
-        memory.set(region.host)
-        return memory
-
-    def results(self, kernel: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The first array as a kernel of one instruction leaves it, for all lanes."""
-        copies = [self._cupy.asarray(array.view(np.uint8)) for array in arrays]
-        kernel((LANES // BLOCK,), (BLOCK,), tuple(copies))
-        return copies[0].get().view(arrays[0].dtype)
-
-
-def _versions_down_from(major: int, minor: int) -> Iterator[str]:
-    """Of the PTX ISA, to that of CUDA 11.4.
-
-    >>> list(_versions_down_from(9, 1))[:4]
-    ['9.1', '9.0', '8.9', '8.8']
-    """
-    while (major, minor) >= (7, 4):
-        yield f"{major}.{minor}"
-        major, minor = (major, minor - 1) if minor else (major - 1, 9)
-
-
 # Single instructions
 
 
@@ -184,7 +81,11 @@ def compare_instructions(device: Card) -> Iterator[Row]:
             "NVRTC": lambda name=instruction.kernel: device.from_source(source, name),
         }
         for assembler, kernel in kernels.items():
-            found = device.results(kernel(), arrays)
+            try:
+                found = device.first_after(kernel(), LANES // BLOCK, BLOCK, arrays)
+            except Exception as error:  # of the driver or the compiler
+                yield failed(instruction.ptx, error, instruction.kernel, assembler)
+                continue
             for model in models(device.arch) if instruction.is_mma else ("",):
                 expected = poison.copy()
                 with ptxsim.settings(arch=device.arch, **({"mma": model} if model else {})):
@@ -228,7 +129,7 @@ class Comparing(_launch.Simulator):
 
     @staticmethod
     def _poisoned(shape, dtype) -> np.ndarray:
-        """What a kernel does not write is the same on both, and no number that it could have written."""
+        """What a kernel does not write is the same on both, and nothing that it would write."""
         array = np.empty(shape, dtype)
         array.view(np.uint8)[...] = POISON
         return array
@@ -308,7 +209,7 @@ def judge_kernel(found: np.ndarray, expected: np.ndarray, inexact: Sequence[str]
     apart = bits.difference(found, expected)
     if not apart.differ:
         return SAME
-    if not inexact or apart.one_is_nan or found.dtype.kind != expected.dtype.kind or expected.dtype.kind in "iub":
+    if not inexact or apart.one_is_nan or expected.dtype.kind in "iub":
         return FINDING
     size = np.abs(expected.astype(float))
     largest = size[np.isfinite(size)].max(initial=0)
@@ -347,74 +248,6 @@ def failed(call: str, error: Exception, kernel: str = "", assembler: str = "") -
 def _simulated(source: str, arch: str) -> ptxsim.RawModule:
     with ptxsim.settings(arch=arch):
         return ptxsim.RawModule(code=source, options=_launch.OPTIONS)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of the library, with normal inputs: every launch of it is compared."""
-
-    name: str
-    run: Callable[[], Any]
-    dtype: str = "float16"
-
-
-def calls() -> list[Call]:
-    """From the plain kernels to those of options; together they launch every kernel of the catalogue."""
-    plain = [
-        ("float16", 128, False), ("bfloat16", 64, True), ("float32", 64, True), ("float64", 64, False),
-        ("float16", 256, True),
-    ]  # fmt: skip
-    found = [
-        Call(f"{dtype}, head_dim {head_dim}{', causal' * causal}", _plain(dtype, head_dim, causal), dtype)
-        for dtype, head_dim, causal in plain
-    ]
-    for dtype in "float16", "float32":
-        found += [
-            Call(f"standard method, {dtype}", _plain(dtype, 32, True, naive), dtype),
-            Call(f"options and their gradients, {dtype}", _options(dtype), dtype),
-            Call(f"split keys, {dtype}", _forward(dtype, split_size=128), dtype),
-            Call(f"rows that are no whole chunks, {dtype}", _forward(dtype, head_dim=37), dtype),
-        ]
-    return found
-
-
-def _inputs(dtype: str, head_dim: int, seqlen: int = 150) -> list[np.ndarray]:
-    """q with two heads, k and v with one: more than a tile of queries and of keys, and a part of one."""
-    rng = np.random.default_rng(head_dim)
-    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    return [rng.standard_normal((1, heads, seqlen, head_dim)).astype(dtype) for heads in (2, 1, 1)]
-
-
-def _plain(dtype: str, head_dim: int, causal: bool, library=cupyflash) -> Callable[[], Any]:
-    def run():
-        q, k, v = _inputs(dtype, head_dim)
-        out, lse = library.attention(q, k, v, causal=causal, return_lse=True)
-        library.attention_backward(q[..., ::-1, :].copy(), q, k, v, out, lse, causal=causal)
-
-    return run
-
-
-def _forward(dtype: str, head_dim: int = 64, **options) -> Callable[[], Any]:
-    return lambda: cupyflash.attention(*_inputs(dtype, head_dim), return_lse=True, **options)
-
-
-def _options(dtype: str) -> Callable[[], Any]:
-    def run():
-        q, k, v = _inputs(dtype, 32)
-        rng = np.random.default_rng(0)
-        options = {
-            "causal": True,
-            "softcap": 5.0,
-            "bias": rng.standard_normal((2, 150, 150)).astype(q.dtype),
-            "alibi_slopes": rng.random(2).astype(np.float32),
-            "attn_sink": rng.standard_normal(2).astype(np.float32),
-            "dropout_p": 0.25,
-            "seed": 3,
-        }
-        out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
-        cupyflash.attention_backward(q[..., ::-1, :].copy(), q, k, v, out, lse, **options)
-
-    return run
 
 
 def compare_kernels(device: Card, chosen: Sequence[Call] | None = None) -> Iterator[Row]:

@@ -12,12 +12,12 @@ import pytest
 import cupyflash
 import kernels_cu
 from cupyflash import _launch, naive, ptxsim
-from experiments.gpu import bits, hardware, instructions
+from experiments.gpu import bits, calls, hardware, instructions, on_card
 from experiments.gpu.hardware import APPROXIMATE, FINDING, SAME
 from tests.experiments.fake_gpu import FakeCupy
 
-HALF = hardware.Call("float16", lambda: small(np.float16))
-FMA = hardware.Call("float32", lambda: small(np.float32))
+HALF = calls.Call("float16", lambda: small(np.float16))
+FMA = calls.Call("float32", lambda: small(np.float32))
 
 
 def small(dtype, library=cupyflash):
@@ -27,24 +27,24 @@ def small(dtype, library=cupyflash):
     return library.attention_backward(dout, q, k, v, out, lse)
 
 
-def compared(folder, *calls, comparison=hardware.compare_kernels, **card):
+def compared(folder, *chosen, comparison=hardware.compare_kernels, **card):
     cupy = FakeCupy(**card)
-    return list(comparison(hardware.Card(cupy, folder), *([calls] if calls else []))), cupy
+    return list(comparison(on_card.Card(cupy, folder), *([chosen] if chosen else []))), cupy
 
 
 def verdicts(rows, **which):
     return Counter(row["verdict"] for row in rows if all(row[name] == value for name, value in which.items()))
 
 
-@pytest.mark.parametrize(("arch", "model", "calls"), [("sm_80", "ampere", (HALF, FMA)), ("sm_90", "hopper", (HALF,))])
-def test_hardware_that_is_the_simulator_has_the_same_bits(tmp_path, arch, model, calls):
+@pytest.mark.parametrize(("arch", "model", "chosen"), [("sm_80", "ampere", (HALF, FMA)), ("sm_90", "hopper", (HALF,))])
+def test_hardware_that_is_the_simulator_has_the_same_bits(tmp_path, arch, model, chosen):
     """With tensor cores of the card's model; as float32 sums they differ, as documented."""
-    rows, cupy = compared(tmp_path, *calls, arch=arch, mma=model)
+    rows, cupy = compared(tmp_path, *chosen, arch=arch, mma=model)
     assert {row["tensor_cores"] for row in rows} == {"fp32", model, ""}
     assert set(verdicts(rows, tensor_cores=model)) == set(verdicts(rows, tensor_cores="")) == {SAME}
     assert not verdicts(rows)[FINDING] and verdicts(rows, tensor_cores="fp32")[APPROXIMATE]
     kernels = {"flash_fwd", "flash_bwd_delta", "flash_bwd_dkdv", "flash_bwd_dq"}
-    kernels |= {f"{name}_fma" for name in kernels if FMA in calls and name != "flash_bwd_delta"}
+    kernels |= {f"{name}_fma" for name in kernels if FMA in chosen and name != "flash_bwd_delta"}
     assert {row["kernel"] for row in rows} == kernels
     assert set(cupy.loaded) == {(assembler, name) for assembler in ("driver", "NVRTC") for name in kernels}
 
@@ -62,7 +62,7 @@ def test_every_array_that_a_kernel_writes_is_compared(tmp_path):
 
 def test_kernels_that_overwrite_their_input_begin_with_the_same(tmp_path):
     """The softmax of the standard method."""
-    call = hardware.Call("standard method", lambda: small(np.float16, naive))
+    call = calls.Call("standard method", lambda: small(np.float16, naive))
     rows, _ = compared(tmp_path, call, mma="ampere", after=one_bit("weighted_values", 1))
     assert {row["kernel"] for row in rows if row["verdict"] != SAME} == {"weighted_values"}
     assert "softmax" in {row["kernel"] for row in rows}
@@ -141,7 +141,7 @@ def test_what_the_card_refuses_is_a_row_and_the_call_goes_on(tmp_path):
             raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
 
     cupy.refuse = refuse
-    rows = list(hardware.compare_kernels(hardware.Card(cupy, tmp_path), [HALF, FMA]))
+    rows = list(hardware.compare_kernels(on_card.Card(cupy, tmp_path), [HALF, FMA]))
     errors = [row for row in rows if row["error"]]
     assert [(row["kernel"], row["assembled_by"]) for row in errors] == [
         ("flash_bwd_dq", x) for x in ("driver", "NVRTC")
@@ -154,7 +154,7 @@ def test_a_call_that_the_simulator_refuses_is_a_row_and_the_others_go_on(tmp_pat
     def fails():
         raise NotImplementedError("wgmma.mma_async is not simulated")
 
-    rows, _ = compared(tmp_path, hardware.Call("later", fails), HALF, mma="ampere")
+    rows, _ = compared(tmp_path, calls.Call("later", fails), HALF, mma="ampere")
     assert rows[0]["error"] == "NotImplementedError: wgmma.mma_async is not simulated"
     assert rows[-1]["call"] == "float16"
     assert hardware.summary(rows).splitlines()[0] == f"  later:  {rows[0]['error']}"
@@ -169,7 +169,7 @@ def test_the_calls_launch_every_kernel_of_the_catalogue():
             launched.add(launch.config.file)
 
     with mock.patch.object(_launch, "device_of", lambda kind, array: Recording()):
-        for call in hardware.calls():
+        for call in calls.calls():
             call.run()
     assert launched == set(kernels_cu.CATALOGUE)
 
@@ -180,20 +180,20 @@ def test_the_calls_launch_every_kernel_of_the_catalogue():
 def test_older_drivers_are_told_an_older_version(tmp_path):
     ptx = ptxsim.compile_ptx('extern "C" __global__ void f(int* x) { *x = 1; }', (), "sm_80")
     assert ".version 9" in ptx
-    card = hardware.Card(FakeCupy(arch="sm_80", ptx_version=(8, 4)), tmp_path)
+    card = on_card.Card(FakeCupy(arch="sm_80", ptx_version=(8, 4)), tmp_path)
     x = np.zeros(1, np.int32)
     card.from_ptx(ptx, "f")((1,), (1,), (x,))
     assert x[0] == 1
     (loaded,) = (path.read_text() for path in tmp_path.iterdir() if ".version 8.4\n" in path.read_text())
     assert loaded.replace(".version 8.4\n", "") == re.sub(r"\.version .*\n", "", ptx)
     with pytest.raises(RuntimeError, match=r"no PTX from version \d\.\d down"):
-        hardware.Card(FakeCupy(ptx_version=(6, 0)), tmp_path).from_ptx(ptx, "f")
+        on_card.Card(FakeCupy(ptx_version=(6, 0)), tmp_path).from_ptx(ptx, "f")
 
 
 def test_other_errors_of_the_driver_are_not_hidden(tmp_path):
     ptx = ptxsim.compile_ptx('extern "C" __global__ void f(int* x) { *x = 1; }', (), "sm_80")
     with pytest.raises(ValueError, match="no kernel 'g'"):
-        hardware.Card(FakeCupy(), tmp_path).from_ptx(ptx, "g")
+        on_card.Card(FakeCupy(), tmp_path).from_ptx(ptx, "g")
 
 
 def test_approximations_are_found_in_ptx():
@@ -225,7 +225,7 @@ def test_the_model_of_the_card(arch, model):
 def test_regions_are_what_arrays_span():
     memory = np.zeros(1000, np.uint8)
     first, inside, strided = memory[:100], memory[20:40], memory[300:500:3][::-1]
-    found = hardware.regions([inside, strided, first, memory[:0]])
+    found = on_card.regions([inside, strided, first, memory[:0]])
     start = memory.ctypes.data
     assert [(region.start - start, region.stop - start) for region in found] == [(0, 100), (300, 499)]
     found[1].host[...] = 7
@@ -235,8 +235,8 @@ def test_regions_are_what_arrays_span():
 def test_arrays_move_with_their_regions():
     memory = np.zeros(1000, np.uint8)
     arrays = memory[:100], memory[20:40], memory[300:500][::-1], memory[:0], np.zeros(0)
-    found = hardware.regions(arrays)
-    assert [hardware.moved(array, found, (5000, 70000)) for array in arrays] == [5000, 5020, 70199, 5000, 0]
+    found = on_card.regions(arrays)
+    assert [on_card.moved(array, found, (5000, 70000)) for array in arrays] == [5000, 5020, 70199, 5000, 0]
 
 
 # Single instructions
@@ -263,6 +263,22 @@ def test_instructions_that_are_off_as_the_isa_allows(fewer_lanes, tmp_path):
     assert not verdicts(rows)[FINDING]
     moved = {row["call"].split(".")[0] for row in rows if row["verdict"] == APPROXIMATE and not row["tensor_cores"]}
     assert moved == {"ex2", "rcp", "lg2", "rsqrt", "tanh"}
+
+
+def test_an_instruction_that_the_card_refuses_is_a_row(fewer_lanes, tmp_path):
+    cupy = FakeCupy()
+
+    def refuse(name):
+        if name == "rcp_approx_ftz_f32":
+            raise RuntimeError("CUDA_ERROR_INVALID_PTX: a PTX JIT compilation failed")
+
+    cupy.refuse = refuse
+    rows = list(hardware.compare_instructions(on_card.Card(cupy, tmp_path)))
+    errors = [row for row in rows if row["error"]]
+    assert [(row["call"], row["assembled_by"]) for row in errors] == [
+        ("rcp.approx.ftz.f32", assembler) for assembler in ("driver", "NVRTC")
+    ]
+    assert rows[-1]["call"].startswith("mma")
 
 
 def test_a_tensor_core_unlike_its_model_is_a_finding(fewer_lanes, tmp_path):
