@@ -135,7 +135,7 @@ def draw(figure, rows: list[Row]) -> None:
         kernels.barh(0, 0, color=colour, label=f"to {what}")
     set_bars(kernels, [f"{kernel.removeprefix('flash_')} {head_dim}" for kernel, head_dim in kinds], compiled)
     kernels.set_title(f"NVRTC compiles one kernel (CPU), {ARCH}")
-    kernels.legend(frameon=False, fontsize=10, loc="lower right")
+    figure.legend(*kernels.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
     kernels.set_ylabel("kernel, head_dim")
 
 

@@ -13,7 +13,7 @@ by ``cupyflash.ptxsim.cost_model``, of what any assembler must keep of the PTX. 
 ``cupyflash.ptxsim.devices``; from sm_90 on its tensor cores are those of instructions that these kernels do not use.
 The code depends on the version of NVRTC, which the table names.
 
-Above head_dim 128 dk and dv come from a launch each. float16; slots with every rescaling done, and with none.
+Where dk and dv come from a launch each, each has its row. float16; slots with every rescaling done, and with none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import cupyflash
 from cupyflash import _backward_config, _config, _source, ptxsim
 from cupyflash._cli.compiled import cubin
 from cupyflash._config import KernelConfig
-from cupyflash._problem import attention_problem
+from cupyflash._problem import Problem, attention_problem
 from cupyflash.ptxsim.devices import DEVICES, SCHEDULERS, Device
 from cupyflash.ptxsim.occupancy import occupancy
 from experiments import record, sass
@@ -76,30 +76,34 @@ class Case:
     @cached_property
     def config(self) -> KernelConfig:
         """Constants and shared memory, which no length changes."""
-        operand = np.empty((1, self.head_dim), np.float16)
-        problem = attention_problem(operand, operand, operand, causal=self.mask == CAUSAL)
+        problem = problem_of(self.head_dim, self.mask)
         if self.kernel == FORWARD:
             return _config.forward(problem, self.arch)
         if self.kernel == DQ:
             return _backward_config.dq(problem, self.arch, 1)
-        with_ = {"with_dkey": self.kernel != DV, "with_dvalue": self.kernel != DK}
-        return _backward_config.dkdv(problem, self.arch, 1, **with_)
+        gradients = {"with_dkey": self.kernel != DV, "with_dvalue": self.kernel != DK}
+        return _backward_config.dkdv(problem, self.arch, 1, **gradients)
 
     @property
     def source(self) -> str:
         return _source.render(self.config.file, self.config.defines, self.config.user_functions)
 
 
+def problem_of(head_dim: int, mask: str = NO_MASK) -> Problem:
+    """Of one query and one key."""
+    operand = np.empty((1, head_dim), np.float16)
+    return attention_problem(operand, operand, operand, causal=mask == CAUSAL)
+
+
 def cases(kernels: list[str], head_dims: list[int], masks: list[str], archs: list[str]) -> list[Case]:
-    """All that is compiled."""
-    return [
-        Case(kernel, head_dim, mask, arch)
-        for asked in kernels
-        for head_dim in head_dims
-        for kernel in (PASSES if asked == DKDV and 2 * head_dim > _backward_config.MAX_ACCUMULATOR_COLUMNS else [asked])
-        for mask in masks
-        for arch in archs
-    ]
+    """All that is compiled: for dk and dv one kernel, or two where the library takes two."""
+    found = []
+    for asked in kernels:
+        for head_dim in head_dims:
+            together = asked != DKDV or _backward_config.one_pass_for_keys_and_values(problem_of(head_dim))
+            names = [asked] if together else PASSES
+            found += [Case(name, head_dim, mask, arch) for name in names for mask in masks for arch in archs]
+    return found
 
 
 def measure(kernels: list[str], head_dims: list[int], masks: list[str], archs: list[str]) -> list[Row]:
@@ -177,12 +181,13 @@ def cycles(
 ) -> Row:
     """Of a tile, on one SM: each unit's, and how many the model says at least."""
     lanes = 32 * warps
+    before, after = (kernel.lower_bound(device.name).resources for kernel in (fewer, more))  # of the one block that ran
     counts = {"float": 0, "alu": 0, "exp": 0}
     for name, count in loop.names.items():
         unit = unit_of(name)
         if unit:
             counts[unit] += count
-    least = {unit: modelled(more, device, name) - modelled(fewer, device, name) for unit, name in MODELLED.items()}
+    least = {unit: after[name] - before[name] for unit, name in MODELLED.items()}
     found = {
         "tensor": loop.hmma * warps * 16 * 8 * 16 / device.tensor_f16,
         "shared": more.shared_wavefronts - fewer.shared_wavefronts,
@@ -207,11 +212,6 @@ def unit_of(name: str) -> str | None:
     if name in ELSEWHERE or name.startswith("U"):
         return None
     raise sass.SassError(f"{name}: no unit is known for it")
-
-
-def modelled(kernel: ptxsim.KernelProfile, device: Device, resource: str) -> float:
-    """Cycles by the cost model of the one block that ran."""
-    return kernel.lower_bound(device.name).resources[resource]
 
 
 def draw(figure, rows: list[Row]) -> None:

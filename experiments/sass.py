@@ -4,9 +4,10 @@
 
 A main loop is an innermost natural loop of the control-flow graph that holds both tensor-core products (HMMA) and
 exponentials (MUFU.EX2): attention computes both for every tile. Each of its instructions takes a turn of the scheduler,
-an issue slot; per HMMA of 16 x 8 x 16 that is a figure which kernels with other tiles can be compared by. Of
-instructions that a branch leaves out in some passes, those that copy from device memory belong to every pass but the
-last ones; the others, a rescaling that is only done where a maximum has moved, are told apart.
+an issue slot; per HMMA of 16 x 8 x 16 that is a figure which kernels with other tiles can be compared by. A branch may
+leave instructions out in some passes: those that copy from device memory belong to every pass but the last ones; those
+that multiply and no more rescale where a maximum has moved, and are told apart; those with products, exponentials or
+accesses to shared memory are taken to be the work of half of the warps, as in a pair that shares it.
 
 What is not understood raises a SassError: products of another kind, an indirect branch. A main loop that calls a
 function, or has a smaller loop inside that makes unknown passes, is shown without figures.
@@ -33,6 +34,8 @@ from experiments.control_flow import Graph, IrreducibleError, natural_loops, opt
 
 EXPONENTIAL = "MUFU.EX2"
 LOCAL = ("LDL", "STL")  # loads and stores of a thread's stack
+WORK = ("HMMA", "MUFU", "LDSM", "LDS", "STS", "BAR")  # what no warp leaves out unless another one does it
+MULTIPLICATIONS = ("FMUL", "FMUL2")
 COPIES = ("LDG", "LDGSTS", "STG", "UBLKCP", "UTMALDG")  # from and to device memory
 _PRODUCTS = {"16816": 1.0, "1688": 0.5}  # shapes of HMMA, m n k, in products of 16 x 8 x 16
 _ELSEWHERE = ("BRX", "BRXU", "JMX", "JMXU", "JMP", "BREAK")  # branches to places that their operands do not name
@@ -192,20 +195,26 @@ class MainLoop:
     optional: tuple[tuple[Instruction, ...], ...] = ()
     unknown: str = ""
 
+    @cached_property
+    def divided(self) -> tuple[tuple[Instruction, ...], ...]:
+        """Parts that some warps leave out in every pass, as others do their work."""
+        return tuple(part for part in self.optional if not _has(part, COPIES) and _has(part, WORK))
+
     @property
-    def slots(self) -> int:
-        """Issue slots of a pass that leaves nothing out."""
-        return len(self.instructions)
+    def slots(self) -> float:
+        """Issue slots of a warp in a pass that leaves nothing else out."""
+        return sum(self.names.values())
 
     @cached_property
     def hmma(self) -> float:
         """Products of 16 x 8 x 16."""
-        return products(self.instructions)
+        return products(self.instructions) - sum(products(part) for part in self.divided) / 2
 
     @property
     def rescaling(self) -> int:
-        """Slots that a pass may leave out, but for copies."""
-        return sum(len(part) for part in self.optional if not any(ins.name in COPIES for ins in part))
+        """Slots of multiplications that a pass may leave out."""
+        parts = (part for part in self.optional if not _has(part, COPIES + WORK) and _has(part, MULTIPLICATIONS))
+        return sum(map(len, parts))
 
     @property
     def slots_per_hmma(self) -> float:
@@ -216,15 +225,21 @@ class MainLoop:
         """Of a pass that rescales nothing."""
         return (self.slots - self.rescaling) / self.hmma
 
-    @property
-    def names(self) -> Counter[str]:
-        """How often each opcode, without modifiers."""
-        return Counter(ins.name for ins in self.instructions)
+    @cached_property
+    def names(self) -> dict[str, float]:
+        """How often a warp executes each opcode, without modifiers."""
+        count = Counter(ins.name for ins in self.instructions)
+        of_others = Counter(ins.name for part in self.divided for ins in part)
+        return {name: times - of_others[name] / 2 for name, times in count.items()}
 
     @property
     def local(self) -> int:
-        """Loads and stores of local memory."""
-        return sum(self.names[name] for name in LOCAL)
+        """Loads and stores of local memory in the code."""
+        return sum(ins.name in LOCAL for ins in self.instructions)
+
+
+def _has(part: Iterable[Instruction], names: tuple[str, ...]) -> bool:
+    return any(ins.name in names for ins in part)
 
 
 def products(instructions: Iterable[Instruction]) -> float:
@@ -340,7 +355,7 @@ def table(kernels: Iterable[Kernel]) -> tuple[list[tuple[str, ...]], list[str]]:
                 reasons.append(f"{kernel.code.kernel}: main loop at {loop.address:#x}: {loop.unknown}")
                 continue
             figures = loop.slots, loop.hmma, loop.slots_per_hmma, loop.least_slots_per_hmma, loop.local
-            counts = (loop.names[name] for name in COUNTED)
+            counts = (loop.names.get(name, 0) for name in COUNTED)
             cells = (*map(_shown, sizes), f"{loop.address:#x}", *map(_shown, (*figures, *counts)))
             rows.append((needs.name, kernel.code.arch, *cells))
     return rows, reasons

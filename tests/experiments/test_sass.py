@@ -55,6 +55,23 @@ def test_what_is_skipped_is_told_apart_unless_it_copies():
     assert [[ins.name for ins in part] for part in loop.optional] == [["FMUL", "FMUL"], ["LDGSTS"]]
 
 
+def test_a_pair_of_warps_shares_the_work():
+    """Each has a product of its own beside the common one, and one of them has all exponentials."""
+    first, second = (
+        ["@P1 BRA `(.L_b)", EXP, EXP, ".L_b:"],
+        ["@P1 BRA `(.L_c)", PRODUCT, "BRA `(.L_d)", ".L_c:", PRODUCT],
+    )
+    (loop,) = loops(".L_a:", PRODUCT, *first, *second, ".L_d:", "@P0 BRA `(.L_a)", *EXIT)
+    assert (loop.hmma, loop.names["MUFU"], loop.names["BRA"], loop.rescaling) == (2, 1, 3.5, 0)
+    assert loop.slots == 2 + 1 + 3.5 and loop.slots_per_hmma == 3.25
+
+
+def test_a_branch_alone_is_no_rescaling():
+    (loop,) = loops(".L_a:", PRODUCT, EXP, "@P1 BRA `(.L_b)", "BRA `(.L_c)", ".L_b:", "FMUL R0, R0, R1", ".L_c:",
+                    "@P0 BRA `(.L_a)", *EXIT)  # fmt: skip
+    assert (loop.slots, loop.rescaling) == (6, 1)
+
+
 def test_code_far_away_belongs_to_the_loop_that_jumps_there_and_back():
     far = [".L_far:", "FMUL R0, R0, R1", "BRA `(.L_b)"]
     (loop,) = loops(".L_a:", PRODUCT, EXP, "@P1 BRA `(.L_far)", ".L_b:", "@P0 BRA `(.L_a)", "EXIT", *far)
@@ -71,7 +88,7 @@ def test_what_is_skipped_together_is_one_part_wherever_it_lies():
 def test_both_sides_of_a_branch_are_skipped_by_the_other():
     sides = ["@P1 BRA `(.L_b)", "FADD R1, R1, R1", "BRA `(.L_c)", ".L_b:", "FMUL R1, R1, R1", ".L_c:"]
     (loop,) = loops(".L_a:", PRODUCT, EXP, *sides, "@P0 BRA `(.L_a)", "EXIT")
-    assert sorted(len(part) for part in loop.optional) == [1, 2]
+    assert not loop.divided and sorted(len(part) for part in loop.optional) == [1, 2]
 
 
 def test_interior_and_boundary_loops_and_no_others():
