@@ -20,6 +20,7 @@ CATALOGUE = {
         "memory",
         "sparse_work",
     ),
+    "Whether it can be fast": ("cost_table", "modelled_time", "cold_start"),
     "How accurate it is": (
         "bound_audit",
         "fa3_table3",
