@@ -26,7 +26,9 @@ def test_a_tile_of_the_forward(found):
     # Each warp reads all keys and values, and the queries of its own, once; 128 bytes in a wavefront.
     rows_read = row["warps"] * 2 * keys + queries
     assert rows_read * 128 * 0.6 <= row["wavefronts"] * 128 <= (rows_read + 2 * keys) * 128
-    assert row["wavefronts"] == row["ideal_wavefronts"] and not row["excess_wavefronts_elsewhere"]
+    assert (
+        row["shared_cycles"] == row["wavefronts"] == row["ideal_wavefronts"] and not row["excess_wavefronts_elsewhere"]
+    )
 
 
 def test_machine_code_does_at_least_what_the_model_says(found):
@@ -90,6 +92,14 @@ def table(row, **changes):
 def test_targets_that_are_reached(found):
     outcomes = costs.outcomes(table(found[0][0]))
     assert len(outcomes) == 13 and all(outcome.holds for outcome in outcomes)
+
+
+def test_the_worse_of_both_masks_counts(found):
+    rows = table(found[0][0])
+    worse = [row | {"mask": costs.CAUSAL, "slots_per_hmma": 9.0} for row in rows]
+    for both in rows + worse, worse + rows:
+        missed = [outcome.what for outcome in costs.outcomes(both) if not outcome.holds]
+        assert len(missed) == 5 and all("slots" in what for what in missed)
 
 
 @pytest.mark.parametrize(
