@@ -30,7 +30,11 @@ constexpr int DIM_TILES = HEAD_DIM_V / MMA_N;
 
 // The step of O += P V before which the next key tile is fetched: the copy takes registers, and those of the
 // scores of earlier steps are free by then.
-constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 1 : BLOCK_N / MMA_K / 2;
+constexpr int PREFETCH_STEP = BLOCK_N < 4 * MMA_K ? BLOCK_N / MMA_K / 2 : 2;
+
+// Whether a tile's scores leave no registers for addresses of queries that are kept from tile to tile: they are added
+// up anew, from those of the values, which differ by the rows of a warp.
+constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N > HEAD_DIM_V;
 
 static_assert(BLOCK_M == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
 static_assert(HEAD_DIM % MMA_K == 0 && HEAD_DIM_V % MMA_K == 0 && BLOCK_N % MMA_K == 0, "whole mma steps");
@@ -104,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         value_loader.load_async(keys_left);
 
         // S = Q K^T
-        mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, query_address, key_address);
+        const uint32_t query_rows = ADD_QUERY_ADDRESSES ? opaque(query_address.rows) : query_address.rows;
+        mma_abt<ELEMENT, HEAD_DIM, QueryTile, KeyTile>(scores, {query_address.lane_part, query_rows}, key_address);
 
         const TileMask<M_TILES> mask(int64_t(first_query) + warp_row, tile * BLOCK_N, sequence, lane);
         if constexpr (PAIR_BY_PAIR) {

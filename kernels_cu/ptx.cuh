@@ -30,10 +30,23 @@ __device__ __forceinline__ float mul_rn(float a, float b) {
     return y;
 }
 
+// -x as part of the instruction that takes it: where -ftz is on, the compiler's own is an addition.
+__device__ __forceinline__ float neg(float x) {
+    float y;
+    asm("neg.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // The same pointer, of which the compiler does not know how it was computed.
 __device__ __forceinline__ const uint16_t* opaque(const uint16_t* pointer) {
     asm("" : "+l"(pointer));
     return pointer;
+}
+
+// The same number, which the compiler takes for another one each time.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 __device__ __forceinline__ float cvt_f32_f16(uint16_t bits) {

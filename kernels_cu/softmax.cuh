@@ -32,9 +32,9 @@ struct OnlineSoftmax {
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float tile_max = -infinity();
+                float tile_max = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
 #pragma unroll
-                for (int n = 0; n < N_TILES; ++n)
+                for (int n = 1; n < N_TILES; ++n)
                     tile_max = fmaxf(tile_max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 1));
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 2));
@@ -49,7 +49,7 @@ struct OnlineSoftmax {
 
     // P of one element; the row sums take it as it is before it is rounded to 16 bits.
     __device__ __forceinline__ float weight(int m, int half, float score) {
-        const float weight = exponential(__fmaf_rn(score, scale_log2, -max_scaled[m][half]));
+        const float weight = exponential(__fmaf_rn(score, scale_log2, neg(max_scaled[m][half])));
         row_sum[m][half] += weight;
         return weight;
     }
