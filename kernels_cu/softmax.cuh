@@ -32,9 +32,9 @@ struct OnlineSoftmax {
         for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float tile_max = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
+                float tile_max = scores[m][0][2 * half];
 #pragma unroll
-                for (int n = 1; n < N_TILES; ++n)
+                for (int n = 0; n < N_TILES; ++n)
                     tile_max = fmaxf(tile_max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 1));
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(FULL_WARP, tile_max, 2));

@@ -3,14 +3,9 @@
 #: Reason -> (file, line as the mutant has it, or how that line starts).
 EQUIVALENT: dict[str, list[tuple[str, str]]] = {
     "The step before which the next key tile is fetched decides how many registers are live, nothing else.": [
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N >= HEAD_DIM_V"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N <= HEAD_DIM_V"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_M > HEAD_DIM_V"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM ?"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 0"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 2"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? BLOCK_N"),
-        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N > HEAD_DIM_V ? 1 : BLOCK_N / MMA_K / 3"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N < 4 * MMA_K ? BLOCK_N / MMA_K / 3"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N < 4 * MMA_K ? BLOCK_N / MMA_K / 2 : 1"),
+        ("flash_fwd.cu", "constexpr int PREFETCH_STEP = BLOCK_N < 4 * MMA_K ? BLOCK_N / MMA_K / 2 : 3"),
     ],
     "Every lane of a warp computes the same number of that warp.": [
         ("flash_fwd.cu", "const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 1);"),
@@ -40,6 +35,9 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
         ("softmax.cuh", "return max_scaled[m][half] == NO_KEY ? 0.5f : rcp_approx(row_sum[m][half]);"),
         ("softmax.cuh", "return max_scaled[m][half] == NO_KEY ? 1.5f : rcp_approx(row_sum[m][half]);"),
     ],
+    "The maximum starts from any score of the row and tile, and then takes them all.": [
+        ("softmax.cuh", "float tile_max = scores[m][1][2 * half];"),
+    ],
     "One key seen by all is not a whole tile of them.": [
         (
             "block_range.cuh",
@@ -57,7 +55,12 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
             "__device__ TileMask(int first_query, int first_key, const Sequence& sequence, int lane) {",
         ),
     ],
-    "The compiler computes the same addresses in another way, with more registers.": [
+    "The compiler computes the same addresses in another way, with other registers.": [
+        ("flash_fwd.cu", "constexpr bool ADD_QUERY_ADDRESSES = BLOCK_M > HEAD_DIM_V"),
+        ("flash_fwd.cu", "constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N <= HEAD_DIM_V"),
+        ("flash_fwd.cu", "constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N >= HEAD_DIM_V"),
+        ("flash_fwd.cu", "constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N > HEAD_DIM;"),
+        ("flash_fwd.cu", "const uint32_t query_rows = ADD_QUERY_ADDRESSES ? query_address.rows : opaque("),
         ("tile.cuh", ";   // a chain: otherwise i * step is computed for each i"),
     ],
     "One more line of chunks is beyond every head dimension, and none of it is stored.": [
