@@ -27,29 +27,30 @@ from cupyflash._user_functions import user_functions
 from cupyflash._variant import ELEMENT
 
 ROWS_PER_BLOCK = 4  # of flash_bwd_delta: one warp each
-MAX_ACCUMULATOR_COLUMNS = 256  # of dk and dv together, in one block's registers; tensor cores
 MAX_ACCUMULATOR_ROW_BYTES = 512  # of dk or dv, where both are in one block's registers; fused multiply-adds
 
 
 @dataclass(frozen=True)
-class BackwardTile:
-    """Queries and keys of one step, the warps that share the tile that a block owns, and the buffers of the other."""
+class BackwardTile(Tile):
+    """With the number of buffers for the tiles that a block does not own."""
 
-    block_m: int
-    block_n: int
-    num_warps: int
     num_stages: int
 
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return {**super().defines, "NUM_STAGES": self.num_stages}
 
-def flash_bwd_dkdv_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTile:
+
+def flash_bwd_dkdv_tile(head_dim: int, head_dim_v: int, arch: str) -> Tile:
+    """Tile sizes of ``flash_bwd_dkdv``: two warps share 16 or 32 keys, which each of them keeps in registers."""
     head_dim = max(head_dim, head_dim_v)
     if compute_capability(arch) < 80:
         if head_dim <= 64:
-            return BackwardTile(32, 64, 4, 2)
-        return BackwardTile(16, 64, 4, 2) if head_dim <= 128 else BackwardTile(16, 32, 2, 1)
+            return Tile(32, 64, 4)
+        return Tile(16, 64, 8) if head_dim <= 128 else Tile(16, 32, 4)
     if head_dim <= 64:
-        return BackwardTile(32, 128, 4, 2)
-    return BackwardTile(32, 64, 4, _num_stages(arch)) if head_dim <= 128 else BackwardTile(16, 64, 4, 2)
+        return Tile(64, 128, 8)
+    return Tile(16, 64, 4) if head_dim <= 128 else Tile(16, 64, 8)
 
 
 def flash_bwd_dq_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTile:
@@ -60,7 +61,12 @@ def flash_bwd_dq_tile(head_dim: int, head_dim_v: int, arch: str) -> BackwardTile
         return BackwardTile(64, 32, 4, 2) if head_dim <= 128 else BackwardTile(32, 16, 2, 2)
     if head_dim <= 64:
         return BackwardTile(128, 64, 4, _num_stages(arch))
-    return BackwardTile(128, 32, 4, 1) if head_dim <= 128 else BackwardTile(64, 16, 4, 2)
+    if head_dim <= 128:
+        return BackwardTile(128, 32, 4, 1)
+    shared = shared_memory_per_block(arch)
+    if shared < 128 * KIB:
+        return BackwardTile(64, 16, 4, 2)
+    return BackwardTile(128, 32, 8, 2) if shared >= 192 * KIB else BackwardTile(64, 32, 4, 2)
 
 
 def flash_bwd_dkdv_fma_tile(dtype: np.dtype, head_dim: int, head_dim_v: int, arch: str) -> Tile:
@@ -88,10 +94,9 @@ def _num_stages(arch: str) -> int:
 
 
 def one_pass_for_keys_and_values(problem: Problem) -> bool:
-    """Whether a block's registers hold the accumulators of dk and of dv."""
-    if problem.dtype in HALF_TYPES:
-        return round_up(problem.head_dim, 16) + round_up(problem.head_dim_v, 16) <= MAX_ACCUMULATOR_COLUMNS
-    return max(problem.head_dim, problem.head_dim_v) * problem.dtype.itemsize <= MAX_ACCUMULATOR_ROW_BYTES
+    """Whether a block's registers hold the accumulators of dk and of dv: on tensor cores, always."""
+    row_bytes = max(problem.head_dim, problem.head_dim_v) * problem.dtype.itemsize
+    return problem.dtype in HALF_TYPES or row_bytes <= MAX_ACCUMULATOR_ROW_BYTES
 
 
 def dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: bool, with_dvalue: bool) -> KernelConfig:
@@ -124,13 +129,15 @@ def flash_bwd_dkdv(problem: Problem, arch: str, num_owners: int, *, with_dkey: b
     tile = flash_bwd_dkdv_tile(problem.head_dim, problem.head_dim_v, arch)
     row = _row_elements(problem)
     stage_bytes = 2 * tile.block_m * row + 8 * tile.block_m  # queries and dout; lse and delta
+    exchange_bytes = 4 * tile.block_m * tile.block_n if with_dkey else 0
     return KernelConfig(
         file="flash_bwd_dkdv",
         name="flash_bwd_dkdv",
         defines={**_defines(problem, tile), "WITH_DKEY": int(with_dkey), "WITH_DVALUE": int(with_dvalue)},
         grid=grid_of(ceil_div(problem.seqlen_k, tile.block_n) * num_owners),
         block=tile.num_warps * WARP_SIZE,
-        shared_bytes=2 * tile.block_n * row + tile.num_stages * stage_bytes,
+        # A second stage takes the place of the keys and values.
+        shared_bytes=2 * tile.block_n * row + stage_bytes + exchange_bytes,
         user_functions=user_functions(problem),
     )
 
@@ -197,15 +204,12 @@ def attention_naive_bwd(problem: Problem, name: str, num_owners: int) -> KernelC
     return one_thread_each("attention_naive_bwd", name, {"ELEMENT": ELEMENT[problem.dtype]}, rows * columns[name])
 
 
-def _defines(problem: Problem, tile: BackwardTile) -> dict[str, int | str]:
+def _defines(problem: Problem, tile: Tile) -> dict[str, int | str]:
     return {
         "ELEMENT": ELEMENT[problem.dtype],
         "HEAD_DIM": round_up(problem.head_dim, 16),
         "HEAD_DIM_V": round_up(problem.head_dim_v, 16),
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "NUM_WARPS": tile.num_warps,
-        "NUM_STAGES": tile.num_stages,
+        **tile.defines,
         **_variant.defines(problem),
         **_numerics.defines(problem.numerics, backward=True),
     }

@@ -10,7 +10,6 @@ Backward. The standard method computes S and P again and then dP and dS, and mov
 kernels (3 N^2 fewer if the forward's P were kept). The tiled kernels move 13 N d elements and 28 N bytes for lse and
 delta where repeated reads hit a cache; where nothing does, dq reads K and V once for each tile of queries, and dkdv
 reads Q and dO once for each tile of keys. Their tiles cannot be chosen; they differ with head_dim and architecture.
-Above head_dim 128 dk and dv come from a launch each, and the tiled kernels move 17 N d.
 
 All is counted while the kernels run in the simulator: distinct 32-byte sectors of each launch ("least"), and sectors
 of every request of a warp ("requested"). The standard kernels read their operands again for every number they compute,
@@ -27,7 +26,7 @@ import numpy as np
 
 import cupyflash
 from cupyflash import Numerics, naive, ptxsim
-from cupyflash._backward_config import MAX_ACCUMULATOR_COLUMNS, flash_bwd_dkdv_tile, flash_bwd_dq_tile
+from cupyflash._backward_config import flash_bwd_dkdv_tile, flash_bwd_dq_tile
 from cupyflash._config import flash_fwd_tile
 from cupyflash.demo.traffic import SECTOR_BYTES, inputs, of_kernels
 from experiments import record
@@ -60,9 +59,7 @@ def tiles(direction: str, head_dim: int, block_m: int | None = None, arch: str =
     """Rows of the tile that a block of each launch keeps: of queries, and in dkdv of keys."""
     if direction == FORWARD:
         return (block_m or flash_fwd_tile(head_dim, head_dim, arch).block_m,)
-    dkdv = flash_bwd_dkdv_tile(head_dim, head_dim, arch).block_n
-    launches = 2 if 2 * head_dim > MAX_ACCUMULATOR_COLUMNS else 1  # dk and dv by themselves, or together
-    return flash_bwd_dq_tile(head_dim, head_dim, arch).block_m, *[dkdv] * launches
+    return flash_bwd_dq_tile(head_dim, head_dim, arch).block_m, flash_bwd_dkdv_tile(head_dim, head_dim, arch).block_n
 
 
 def formulas(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> Row:
@@ -78,10 +75,9 @@ def formulas(direction: str, seqlen: int, head_dim: int, block_m: int | None = N
 
 
 def backward_least(seqlen: int, head_dim: int) -> int:
-    """delta reads out and dout; dq, and each launch of dkdv, reads Q, K, V and dO; three gradients are written."""
-    launches = len(tiles(BACKWARD, head_dim))
-    statistics = 4 + 8 + 8 * launches  # of a query: lse is read; lse and delta are written, and read by each launch
-    return (2 + 4 * launches + 3) * seqlen * head_dim * ELEMENT_BYTES + statistics * seqlen
+    """delta reads out and dout; dq and dkdv read Q, K, V and dO; three gradients are written."""
+    statistics = 4 + 8 + 2 * 8  # of a query: lse is read; lse and delta are written, and read by dq and by dkdv
+    return (2 + 2 * 4 + 3) * seqlen * head_dim * ELEMENT_BYTES + statistics * seqlen
 
 
 def once(direction: str, seqlen: int, head_dim: int) -> int:
@@ -90,8 +86,7 @@ def once(direction: str, seqlen: int, head_dim: int) -> int:
     if direction == FORWARD:
         return 2 * operand
     delta = 2 * operand + 3 * seqlen * SECTOR_BYTES  # a warp for each query: a sector for each of its statistics
-    launches = len(tiles(BACKWARD, head_dim))  # each reads its own side; three gradients are written
-    return delta + (2 * launches + 3) * operand + 8 * seqlen
+    return delta + (2 * 2 + 3) * operand + 8 * seqlen  # dq and dkdv read their own side; three gradients are written
 
 
 def theorem(direction: str, seqlen: int, head_dim: int, block_m: int | None = None, arch: str = ARCH) -> int:
@@ -364,7 +359,7 @@ def _joined(values: list[float]) -> str:
 
 EXPERIMENT = Experiment(
     claim="The standard method moves 4 N^2 + 4 N d elements of device memory per head in the forward and "
-    "10 N^2 + 10 N d in the backward, the tiled kernels 4 N d and 13 N d (17 N d above head_dim 128); without any "
+    "10 N^2 + 10 N d in the backward, the tiled kernels 4 N d and 13 N d; without any "
     "cache the forward reads 2 N^2 d^2 / M for a tile of M numbers, as FlashAttention's theorem has it (Dao et al. "
     "2022)",
     caption="Device memory that one head moves: the standard method writes and reads N x N numbers, the tiled kernels "

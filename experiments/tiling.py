@@ -191,7 +191,8 @@ def parts_of(kernel: str, itemsize: int, head_dim: int, defines) -> dict[str, in
     """Bytes of each tile that a block keeps; rows of the head_dims here are whole 128-byte lines.
 
     With tensor cores the scores are in registers, and what is visited may have two buffers, one being filled while the
-    other is read. Without, a tile of weights (or of dS) is in shared memory, and the two operands that are visited take
+    other is read. In the kernel of dk and dv the second one takes the place of the keys and values, once they are in
+    registers, and P goes from one warp to another in float32. Without tensor cores, a tile of weights (or of dS) is in shared memory, and the two operands that are visited take
     turns in one place.
     """
     block_m, block_n, stages = defines["BLOCK_M"], defines["BLOCK_N"], defines.get("NUM_STAGES", 1)
@@ -203,9 +204,10 @@ def parts_of(kernel: str, itemsize: int, head_dim: int, defines) -> dict[str, in
             DKDV: {
                 "keys": of_keys,
                 "values": of_keys,
-                "queries": stages * of_queries,
-                "dout": stages * of_queries,
-                "row_values": stages * 2 * 4 * block_m,
+                "queries": of_queries,
+                "dout": of_queries,
+                "row_values": 2 * 4 * block_m,
+                "weights": 4 * block_m * block_n,
             },
         }[kernel]
 

@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_bwd_dbias(const 
                             return final_score(score_function, sequence, score[e], i, j + e,
                                                mask.visible(m, half, column + e));
                         };
-                        const WeightPair pair(final_score_of(0), final_score_of(1), dweight, lse_log2, delta);
+                        const DscorePair pair(final_score_of(0), final_score_of(1), dweight, lse_log2, delta);
                         dbias[m][n][2 * half] += pair.dfinal.x;
                         dbias[m][n][2 * half + 1] += pair.dfinal.y;
                     }

@@ -152,18 +152,21 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
                                    first_query + warp_row + m * MMA_M + half * 8 + lane / 4, tile * BLOCK_N + column,
                                    !boundary.value || mask.visible(m, half, column));
             };
-            auto weight_pair = [&](int m, int n, int half) {
+            auto dscore_pair = [&](int m, int n, int half) {
                 const float* dweight = dweights[m][n] + 2 * half;
                 const float2 row_lse = {lse_log2[m][half], lse_log2[m][half]};
                 const float2 row_delta = {delta[m][half], delta[m][half]};
-                const int column = n * MMA_N + lane % 4 * 2;
-                if constexpr (PAIR_BY_PAIR)
-                    return WeightPair(final_score_of(m, n, 2 * half), final_score_of(m, n, 2 * half + 1), dweight,
+                if constexpr (PAIR_BY_PAIR) {
+                    return DscorePair(final_score_of(m, n, 2 * half), final_score_of(m, n, 2 * half + 1), dweight,
                                       row_lse, row_delta);
-                else
-                    return WeightPair(scores[m][n] + 2 * half, dweight, params.scale_log2, row_lse, row_delta,
-                                      !boundary.value || mask.visible(m, half, column),
-                                      !boundary.value || mask.visible(m, half, column + 1));
+                } else {
+                    const int column = n * MMA_N + lane % 4 * 2;
+                    const bool visible_x = !boundary.value || mask.visible(m, half, column);
+                    const bool visible_y = !boundary.value || mask.visible(m, half, column + 1);
+                    float* score = scores[m][n] + 2 * half;
+                    to_weights(score, params.scale_log2, row_lse, visible_x, visible_y);
+                    return DscorePair(score, dweight, row_delta, visible_x, visible_y);
+                }
             };
             // Without a causal mask all queries see the same keys, and the branch serves the compiler alone: it keeps
             // the registers of the products before and after it apart.
@@ -199,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dq(const 
 #if DROPOUT
                                 dropout.scale(dweights[m][n] + 2 * half, dropout.kept_keys(query, key));
 #endif
-                                const WeightPair pair = weight_pair(m, n, half);
+                                const DscorePair pair = dscore_pair(m, n, half);
 #if WITH_DSLOPE
                                 dslope[m][half] = __fmaf_rn(-pair.dfinal.x, score_function.distance(query, key),
                                                             dslope[m][half]);

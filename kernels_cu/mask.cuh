@@ -68,27 +68,26 @@ struct SeenColumns {
 // The same with keys as rows and queries as columns: query i sees key j iff j - band_right <= i <= j - band_left.
 template <int M_TILES>
 struct TransposedTileMask {
-    int first[M_TILES][2];   // column of the tile that sees this lane's key, BLOCK_M where no query does
-    int last[M_TILES][2];    // of a band with a left edge
+    int sees_first, sees_last;   // columns of the tile for this lane's first key: a row further down, one further
+    int num_queries, num_keys;   // from the tile's first query, and from this lane's first key
 
-    // The rows behind the last query are zeros, which a key that is not finite would spoil itself with.
-    __device__ TransposedTileMask(int64_t first_key, int first_query, const Sequence& sequence, int lane) {
-        const int num_queries = sequence.seqlen_q - first_query, num_keys = sequence.seqlen_k - first_query;
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int64_t key = first_key + m * MMA_M + half * 8 + lane / 4 - first_query;
-                const int64_t sees_first = key - sequence.band_right, sees_last = key - sequence.band_left;
-                first[m][half] = !BAND_RIGHT                ? 0
-                                 : sees_first < num_queries ? int(min(max(sees_first, int64_t(0)), int64_t(BLOCK_M)))
-                                                            : BLOCK_M;
-                if (LENGTHS && key >= num_keys) first[m][half] = BLOCK_M;
-                last[m][half] = int(min(max(sees_last, int64_t(-1)), int64_t(num_queries - 1)));
-            }
+    // Far from an int's ends, for rows to be added.
+    static __device__ int clamped(int64_t x) {
+        return int(min(max(x, int64_t(-MAX_SEQLEN / 2)), int64_t(MAX_SEQLEN / 2)));
     }
 
+    __device__ TransposedTileMask(int64_t first_key, int first_query, const Sequence& sequence, int lane) {
+        const int64_t key = first_key + lane / 4;
+        sees_first = clamped(key - first_query - sequence.band_right);
+        sees_last = clamped(key - first_query - sequence.band_left);
+        num_queries = sequence.seqlen_q - first_query;
+        num_keys = int(sequence.seqlen_k - key);
+    }
+
+    // The rows behind the last query are zeros, which a key that is not finite would spoil itself with.
     __device__ bool visible(int m, int half, int column) const {
-        return (!(BAND_RIGHT || LENGTHS) || column >= first[m][half]) && (!BAND_LEFT || column <= last[m][half]);
+        const int row = m * MMA_M + half * 8;
+        return (!BANDED || column < num_queries) && (!LENGTHS || row < num_keys) &&
+               (!BAND_RIGHT || column - row >= sees_first) && (!BAND_LEFT || column - row <= sees_last);
     }
 };

@@ -26,6 +26,7 @@ __device__ __forceinline__ uint32_t finite_part(uint32_t pair) {
 // between a thread's copies and its look at them.
 template <typename Loader, typename Visit>
 __device__ __forceinline__ void for_each_chunk(const Loader& loader, int stage, Visit visit) {
+    if (Loader::NUM_ROWS < Loader::ROW_STEP && loader.row >= Loader::NUM_ROWS) return;
 #pragma unroll 1
     for (int row = 0; row < Loader::NUM_ROWS; row += Loader::ROW_STEP)
 #pragma unroll

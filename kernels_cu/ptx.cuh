@@ -156,6 +156,15 @@ __device__ __forceinline__ void cp_async_wait_group() {
 #endif
 }
 
+// PTX ISA, "bar": threads meet at a barrier of the block, whole warps; those that arrive do not wait.
+__device__ __forceinline__ void bar_sync(int number, int num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(num_threads) : "memory");
+}
+
+__device__ __forceinline__ void bar_arrive(int number, int num_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(num_threads) : "memory");
+}
+
 // PTX ISA, "ldmatrix": lane 8i + r gives the address of row r of the i-th 8x8 matrix.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&fragment)[4], uint32_t shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -39,7 +39,7 @@ struct TileLoader {
         const int chunk = thread % CHUNKS_PER_LINE;
         row = thread / CHUNKS_PER_LINE;
         source = matrix + row * row_stride + chunk * CHUNK;
-        step = ROW_STEP * row_stride;
+        step = (ROWS < ROW_STEP ? ROWS : ROW_STEP) * row_stride;
         destination = tile.address(row, chunk);
         last_chunk = (Tile::LINES - 1) * LINE + chunk * CHUNK < head_dim;
     }
@@ -65,20 +65,23 @@ struct TileLoader {
     }
 };
 
-// The same for one float per row of the tiles.
+// The same for two floats per row of the tiles: all of the first, then all of the second.
+template <int ROWS>
 struct RowLoader {
     const float* source;
     uint32_t destination;
-    int row;
+    int row;   // ROWS for a thread that has nothing to copy
 
-    __device__ RowLoader(uint32_t shared, const float* values, int thread)
-        : source(values + thread), destination(shared + thread * 4), row(thread) {}
+    __device__ RowLoader(uint32_t shared, const float* first, const float* second, int thread)
+        : source((thread < ROWS ? first : second) + thread % ROWS),
+          destination(shared + thread * 4),
+          row(thread < 2 * ROWS ? thread % ROWS : ROWS) {}
 
-    __device__ void skip(int num_tiles) { source += num_tiles * BLOCK_M; }
+    __device__ void skip(int num_tiles) { source += num_tiles * ROWS; }
 
     __device__ void load_async(int num_rows, int stage) {
-        if (row < BLOCK_M) cp_async_4(destination + stage, source, row < num_rows);
-        source += BLOCK_M;
+        if (row < ROWS) cp_async_4(destination + stage, source, row < num_rows);
+        source += ROWS;
     }
 };
 

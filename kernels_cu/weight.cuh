@@ -15,29 +15,38 @@ __device__ __forceinline__ float weight_of(float score_log2, float lse_log2) {
     return exponential(exponent > 0.0f ? 0.0f : exponent);   // a NaN stays
 }
 
-struct WeightPair {
-    float2 weight;
+// P, 0 where the score is -inf.
+__device__ __forceinline__ float final_weight(const Dual& score, float lse_log2) {
+    return score.value == -infinity() ? 0.0f : weight_of(score.value, lse_log2);
+}
+
+// P in the place of the products of two neighbouring columns. What is masked is selected, not multiplied, so that no
+// NaN of a masked pair survives.
+__device__ __forceinline__ void to_weights(float* product, float scale_log2, float2 lse_log2, bool visible_x,
+                                           bool visible_y) {
+    product[0] = visible_x ? exponential(__fmaf_rn(product[0], scale_log2, -lse_log2.x)) : 0.0f;
+    product[1] = visible_y ? exponential(__fmaf_rn(product[1], scale_log2, -lse_log2.y)) : 0.0f;
+}
+
+// dS of two neighbouring columns; delta may differ between them.
+struct DscorePair {
     float2 dscore;
     float2 dfinal;   // of the final scores, where they are functions of the scaled ones
 
-    // lse_log2 and delta may differ between the two. What is masked is selected, not multiplied, so that
-    // no NaN of a masked pair survives.
-    __device__ __forceinline__ WeightPair(const float* score, const float* dweight, float scale_log2, float2 lse_log2,
-                                          float2 delta, bool visible_x, bool visible_y) {
-        weight = {exponential(__fmaf_rn(score[0], scale_log2, -lse_log2.x)),
-                  exponential(__fmaf_rn(score[1], scale_log2, -lse_log2.y))};
-        dscore = {weight.x * (dweight[0] - delta.x), weight.y * (dweight[1] - delta.y)};
-        if (!visible_x) weight.x = dscore.x = 0.0f;
-        if (!visible_y) weight.y = dscore.y = 0.0f;
+    // Of weights. What is masked is selected here, too.
+    __device__ __forceinline__ DscorePair(const float* weight, const float* dweight, float2 delta, bool visible_x,
+                                          bool visible_y) {
+        dscore = {visible_x ? weight[0] * (dweight[0] - delta.x) : 0.0f,
+                  visible_y ? weight[1] * (dweight[1] - delta.y) : 0.0f};
     }
 
-    // The same of final scores, in base 2.
-    __device__ __forceinline__ WeightPair(const Dual& score_x, const Dual& score_y, const float* dweight,
+    // Of final scores, in base 2.
+    __device__ __forceinline__ DscorePair(const Dual& score_x, const Dual& score_y, const float* dweight,
                                           float2 lse_log2, float2 delta) {
-        weight = {weight_of(score_x.value, lse_log2.x), weight_of(score_y.value, lse_log2.y)};
-        dfinal = {weight.x * (dweight[0] - delta.x), weight.y * (dweight[1] - delta.y)};
+        dfinal = {weight_of(score_x.value, lse_log2.x) * (dweight[0] - delta.x),
+                  weight_of(score_y.value, lse_log2.y) * (dweight[1] - delta.y)};
         dscore = {dfinal.x * score_x.derivative, dfinal.y * score_y.derivative};
-        if (score_x.value == -infinity()) weight.x = dfinal.x = dscore.x = 0.0f;
-        if (score_y.value == -infinity()) weight.y = dfinal.y = dscore.y = 0.0f;
+        if (score_x.value == -infinity()) dfinal.x = dscore.x = 0.0f;
+        if (score_y.value == -infinity()) dfinal.y = dscore.y = 0.0f;
     }
 };

@@ -22,7 +22,8 @@ def flash_bwd_dq(problem: Problem, arch: str) -> Work:
         masked = visited - seen(problem, first_query) // tile.block_n
         tiles += visited
         loaded_keys += min(visited * tile.block_n, problem.seqlen_k)
-        barriers += _barriers(tile, visited, masked)
+        # Before a tile is used, before the only buffer is filled again, in masked tiles, at the end.
+        barriers += visited + (max(visited - 1, 0) if tile.num_stages == 1 else 0) + masked + 1
     head_dim, head_dim_v = _padded(problem)
     return Work(
         mma_flops=problem.num_batches * tiles * 2 * tile.block_m * tile.block_n * (2 * head_dim + head_dim_v),
@@ -34,7 +35,7 @@ def flash_bwd_dq(problem: Problem, arch: str) -> Work:
 
 
 def flash_bwd_dkdv(problem: Problem, arch: str) -> Work:
-    """Each key tile is read once, and each query tile that sees some of it once per key tile; twice for two passes."""
+    """Each key tile is read once, and each query tile that sees some of it once per key tile."""
     tile = _backward_config.flash_bwd_dkdv_tile(problem.head_dim, problem.head_dim_v, arch)
     keys, row_bytes = problem.num_batches * problem.seqlen_k, 2 * (problem.head_dim + problem.head_dim_v)
     tiles = loaded_queries = barriers = 0
@@ -45,21 +46,15 @@ def flash_bwd_dkdv(problem: Problem, arch: str) -> Work:
         begin, interior = min(first // tile.block_m, num_tiles), min(ceil_div(unmasked, tile.block_m), num_tiles)
         tiles += num_tiles - begin
         loaded_queries += max(problem.seqlen_q - begin * tile.block_m, 0)
-        barriers += _barriers(tile, num_tiles - begin, interior - begin)
-    together = _backward_config.one_pass_for_keys_and_values(problem)
-    passes, products = (1, (2, 2)) if together else (2, (3, 2))
-    factor = sum(times * size for times, size in zip(products, _padded(problem), strict=True))
+        # Before a tile is used, where P goes from one warp to another, in masked tiles to ask for values that are not
+        # finite; before the keys and values are taken to registers, and at the end.
+        barriers += 2 * (num_tiles - begin) + (interior - begin) + 2
     return Work(
-        mma_flops=problem.num_batches * tiles * 2 * tile.block_m * tile.block_n * factor,
-        global_load_bytes=passes * (keys * row_bytes + problem.num_batches * loaded_queries * (row_bytes + 2 * 4)),
+        mma_flops=problem.num_batches * tiles * 2 * tile.block_m * tile.block_n * 2 * sum(_padded(problem)),
+        global_load_bytes=keys * row_bytes + problem.num_batches * loaded_queries * (row_bytes + 2 * 4),
         global_store_bytes=keys * row_bytes,
-        barriers=passes * problem.num_batches * barriers,
+        barriers=problem.num_batches * barriers,
     )
-
-
-def _barriers(tile, visited, asked) -> int:
-    """Before a tile is used, before the only buffer is refilled, where non-finite values are asked for, at the end."""
-    return visited + (max(visited - 1, 0) if tile.num_stages == 1 else 0) + asked + 1
 
 
 def first_query(problem: Problem, key: int) -> int:

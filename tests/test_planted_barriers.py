@@ -27,7 +27,6 @@ LENGTHS = Variants(seqlens_q=Lengths("random"), seqlens_k=Lengths("random"))
 #: One head, two tiles in both directions; in the last two a tile of queries sees no key, and one of keys no query.
 PROBLEMS = {
     "half": (Problem("float16", (), (), (), 130, 130, 16, 16, **CAUSAL), "sm_80"),
-    "one stage of queries": (Problem("float16", (), (), (), 66, 70, 80, 80, **CAUSAL), "sm_120"),
     "one stage of keys": (Problem("float16", (), (), (), 130, 130, 16, 16, **CAUSAL), "sm_120"),
     "float": (Problem("float32", (), (), (), 65, 70, 16, 16, **CAUSAL), "sm_80"),
     "no keys": (Problem("float16", (), (), (), 150, 5, 16, 16, **CAUSAL), "sm_80"),
@@ -42,7 +41,8 @@ PROBLEMS = {
 }
 BARRIER, ANY, WARP = "__syncthreads();", "__syncthreads_or(", "__syncwarp();"
 WAIT, COMMIT = "cp_async_wait_group<0>();", "cp_async_commit_group();"
-STATEMENT = re.compile("|".join(map(re.escape, (BARRIER, ANY, WARP, WAIT, COMMIT))))
+ARRIVE, MEET = "bar_arrive(SENT, NUM_THREADS);", "bar_sync(SENT, NUM_THREADS);"
+STATEMENT = re.compile("|".join(map(re.escape, (BARRIER, ANY, WARP, WAIT, COMMIT, ARRIVE, MEET))))
 RACE, NO_WAIT = "shared race", "missing cp.async wait"
 DEADLOCK, DIVERGENT = "deadlock", "divergent barrier"
 UNDEFINED = "undefined behaviour"  # some lanes of a warp alone at an instruction that all have to execute together
@@ -71,16 +71,18 @@ FAULTS = {
         (BARRIER, "float", RACE, "multiply<", "remove_nonfinite"),
     ],
     "flash_bwd_dkdv.cu": [
-        (COMMIT, "half", NO_WAIT, "float2 delta = ld_shared_v2", "delta_loader.load_async"),
+        (COMMIT, "half", NO_WAIT, "ld_shared_v2", "row_loader.load_async"),
         (WAIT, "half", NO_WAIT, "mma_abt<ELEMENT, HEAD_DIM,", "query_loader.load_async"),
-        (BARRIER, "half", RACE, "query_loader.load_async", "dscore.multiply(dkey"),
-        (ANY, "half", UNDEFINED, "weight.multiply(dvalue", None),
+        (BARRIER, "half", RACE, "query_loader.load_async", "factors.multiply"),
+        (ARRIVE, "half", DEADLOCK, "__syncthreads_or", None),
+        (MEET, "half", RACE, "exchange.receive", "exchange.send"),
+        (ANY, "half", UNDEFINED, "factors.multiply", None),
         (BARRIER, "half", RACE, "remove_nonfinite<ELEMENT>(dout_loader", "_nonfinite"),
-        (BARRIER, "half", RACE, "weight.multiply(dvalue", "remove_nonfinite<ELEMENT>(dout_loader"),
-        (BARRIER, "one stage of queries", RACE, "query_loader.load_async", "dscore.multiply(dkey"),
-        (WAIT, "no queries", NO_WAIT, "store_fragments<ELEMENT>(key_tile", "TileLoader<BLOCK_N, HEAD_DIM,"),
-        (BARRIER, "no queries", RACE, "store_fragments<ELEMENT>(key_tile", "TileLoader<BLOCK_N, HEAD_DIM,"),
-        (WARP, "half", RACE, "store_rows", "store_fragments<ELEMENT>(key_tile"),
+        (BARRIER, "half", RACE, "factors.multiply", "remove_nonfinite<ELEMENT>(dout_loader"),
+        (WAIT, "no queries", NO_WAIT, "load_fragments", "TileLoader<BLOCK_N, HEAD_DIM,"),
+        (BARRIER, "no queries", RACE, "load_fragments", "TileLoader<BLOCK_N, HEAD_DIM,"),
+        (BARRIER, "no queries", RACE, "store_fragments", "load_fragments"),
+        (WARP, "half", RACE, "store_rows", "store_fragments"),
     ],
     "flash_bwd_dq.cu": [
         (WAIT, "half", NO_WAIT, "mma_abt<ELEMENT, HEAD_DIM,", "key_loader.load_async"),
@@ -149,9 +151,9 @@ FAULTS = {
 WITH_OPTIONS = [
     ("flash_fwd.cu", 4, "half, options", RACE, "remove_nonfinite", "value_tile, seen"),
     ("flash_fwd_fma.cu", 7, "float, options", RACE, "remove_nonfinite", "columns, seen"),
-    ("flash_bwd_dkdv.cu", 3, "half, lengths", UNDEFINED, "weight.multiply(dvalue", None),
-    ("flash_bwd_dkdv.cu", 4, "half, options", RACE, "remove_nonfinite<ELEMENT>(query_loader", "(dkey, QueryTile"),
-    ("flash_bwd_dkdv.cu", 5, "half, lengths", RACE, "dscore.multiply(dkey", "remove_nonfinite<ELEMENT>(query_loader"),
+    ("flash_bwd_dkdv.cu", 5, "half, lengths", UNDEFINED, "factors.multiply", None),
+    ("flash_bwd_dkdv.cu", 6, "half, options", RACE, "remove_nonfinite<ELEMENT>(query_loader", "spread_nonfinite"),
+    ("flash_bwd_dkdv.cu", 7, "half, lengths", RACE, "factors.multiply", "remove_nonfinite<ELEMENT>(query_loader"),
     ("flash_bwd_dq.cu", 3, "half, options", RACE, "remove_nonfinite", "keys, seen"),
     ("flash_bwd_dkdv_fma.cu", 7, "float, options", RACE, "remove_nonfinite", "dout_columns, seen"),
     ("flash_bwd_dq_fma.cu", 7, "float, lengths", DIVERGENT, "they are gone", None),

@@ -165,8 +165,8 @@ BACKWARD = [
     Fault(
         "delta is dropped",
         "weight.cuh",
-        "dscore = {weight.x * (dweight[0] - delta.x)",
-        "dscore = {weight.x * dweight[0]",
+        "weight[0] * (dweight[0] - delta.x)",
+        "weight[0] * dweight[0]",
     ),
     Fault("a query's lse is its neighbour's", "weight.cuh", "-lse_log2.x)", "-lse_log2.y)"),
     Fault("dlse of the wrong sign", "flash_bwd_delta.cu", "delta - params.dlse[query]", "delta + params.dlse[query]"),
@@ -176,7 +176,7 @@ BACKWARD = [
         "dout of the other stage",
         "flash_bwd_dkdv.cu",
         "dout_loader.load_async(queries_left, stage);",
-        "dout_loader.load_async(queries_left, STAGE_BYTES - stage);",
+        "dout_loader.load_async(queries_left, OWNED_BYTES - stage);",
     ),
     Fault(
         "queries that do not exist are read",
@@ -187,14 +187,14 @@ BACKWARD = [
     Fault(
         "queries in transposed order",
         "flash_bwd_dkdv.cu",
-        "dscore.multiply(dkey, query_row +",
-        "dscore.multiply(dkey, query_column +",
+        "factors.multiply(gradient, row +",
+        "factors.multiply(gradient, column +",
     ),
     Fault(
         "the diagonal has no gradient",
         "mask.cuh",
-        "|| column >= first[m][half]) && (!BAND_LEFT || column <= last",
-        "|| column > first[m][half]) && (!BAND_LEFT || column <= last",
+        "column - row >= sees_first",
+        "column - row > sees_first",
     ),
     Fault(
         "the first query tile is left out",
@@ -224,6 +224,13 @@ BACKWARD = [
         about="in_any_order",
     ),
     Fault(
+        "dS is made of what another warp has not left yet",
+        "flash_bwd_dkdv.cu",
+        "bar_sync(SENT, NUM_THREADS);",
+        "",
+        about="in_any_order",
+    ),
+    Fault(
         "the next key tile overwrites the only stage",
         "flash_bwd_dq.cu",
         "__syncthreads();   // every warp is done with the only stage",
@@ -232,7 +239,7 @@ BACKWARD = [
     ),
     Fault(
         "copies may land on gradients",
-        "flash_bwd_dkdv.cu",
+        "flash_bwd_dq.cu",
         "cp_async_wait_group<0>();\n        __syncthreads();   // every warp is done with all tiles",
         "__syncthreads();   // every warp is done with all tiles",
         about="waits_in_the_epilogue",
@@ -254,8 +261,8 @@ BACKWARD = [
     Fault(
         "infinite dout does not reach the keys that it sees",
         "flash_bwd_dkdv.cu",
-        "spread_nonfinite<ELEMENT>(dvalue, DoutTile{dout_tile.base + stage}, seen, lane);",
-        "",
+        "if (WITH_DVALUE)\n                            spread(",
+        "if (false)\n                            spread(",
         about="each_nonfinite_row",
     ),
 ]
