@@ -192,8 +192,8 @@ def parts_of(kernel: str, itemsize: int, head_dim: int, defines) -> dict[str, in
 
     With tensor cores the scores are in registers, and what is visited may have two buffers, one being filled while the
     other is read. In the kernel of dk and dv the second one takes the place of the keys and values, once they are in
-    registers, and P goes from one warp to another in float32. Without tensor cores, a tile of weights (or of dS) is in shared memory, and the two operands that are visited take
-    turns in one place.
+    registers, and P goes from one warp to another in float32. Without tensor cores, a tile of weights (or of dS) is in
+    shared memory, and the two operands that are visited take turns in one place.
     """
     block_m, block_n, stages = defines["BLOCK_M"], defines["BLOCK_N"], defines.get("NUM_STAGES", 1)
     of_queries, of_keys = block_m * head_dim * itemsize, block_n * head_dim * itemsize

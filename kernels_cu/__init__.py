@@ -20,7 +20,7 @@ CATALOGUE = {
     "flash_combine": "joins attention over parts of the keys; ELEMENT, PARTIAL (that of the parts); one warp per query",
     "flash_bwd_delta": "delta = rowsum(dout * out) - dlse, and for the next two lse in base 2; ELEMENT; "
     "one warp per query",
-    "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, NUM_STAGES, WITH_DKEY, WITH_DVALUE; "
+    "flash_bwd_dkdv": "dk, dv on tensor cores; constants of flash_fwd, WITH_DKEY, WITH_DVALUE; "
     "one block per BLOCK_N keys of one key head",
     "flash_bwd_dq": "dq on tensor cores; constants of flash_fwd, NUM_STAGES; one block per BLOCK_M queries of one head",
     "flash_bwd_dbias": "gradient of a bias on tensor cores; constants of flash_fwd, DBIAS (its element type), "

@@ -266,14 +266,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
 #if DROPOUT
                         dropout.scale(dweight, dropout.kept_queries(query_of(n, i), key_of(m, i)));
 #endif
-                        auto pair = [&] {
+                        auto pair = [&](const float* x) {
                             if constexpr (PAIR_BY_PAIR)
-                                return DscorePair(final_score_of(m, n, i, received[i]),
-                                                  final_score_of(m, n, i + 1, received[i + 1]), dweight, lse_log2, delta);
+                                return DscorePair(final_score_of(m, n, i, x[0]), final_score_of(m, n, i + 1, x[1]),
+                                                  dweight, lse_log2, delta);
                             else
-                                return DscorePair(received + i, dweight, delta, visible(m, n, i), visible(m, n, i + 1));
+                                return DscorePair(x, dweight, delta, visible(m, n, i), visible(m, n, i + 1));
                         };
-                        dscores.set(m, n % 2 * 2 + i / 2, pair().dscore);
+                        dscores.set(m, n % 2 * 2 + i / 2, pair(received + i).dscore);
                     }
                 }
             };

@@ -103,7 +103,7 @@ struct FragmentExchange {
 
     __device__ FragmentExchange(uint32_t shared, int lane) : base(shared + lane * 16) {}
 
-    __device__ __forceinline__ uint32_t address(int m, int n) const { return base + (m * N_TILES + n) * WARP_SIZE * 16; }
+    __device__ uint32_t address(int m, int n) const { return base + (m * N_TILES + n) * WARP_SIZE * 16; }
 
     template <int M_TILES>
     __device__ __forceinline__ void send(const float (&fragments)[M_TILES][N_TILES][4]) const {
@@ -112,10 +112,12 @@ struct FragmentExchange {
 #pragma unroll
             for (int n = 0; n < N_TILES; ++n) {
                 const float* x = fragments[m][n];
-                st_shared_v4(address(m, n), {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])});
+                st_shared_v4(address(m, n), {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                                             __float_as_uint(x[3])});
             }
     }
 
+    // All four elements of a fragment, or one of them.
     __device__ __forceinline__ void receive(float (&fragment)[4], int m, int n) const {
         const uint4 x = ld_shared_v4(address(m, n));
         fragment[0] = __uint_as_float(x.x), fragment[1] = __uint_as_float(x.y);
