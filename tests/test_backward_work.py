@@ -34,6 +34,16 @@ def test_work_of_each_size_of_tile(arch, head_dims):
     backward_work.assert_least(BackwardProblem(problem), arch)
 
 
+def test_dv_by_itself_reads_no_values():
+    """Values that the batch shares have a gradient of their own launch, which needs the weights alone."""
+    problem = Problem("float16", (2,), (2,), (), 40, 50, 64, 32)
+    _, kernels = backward_work.counted(BackwardProblem(problem), "sm_80")
+    dk, dv = kernels["flash_bwd_dkdv"]
+    queries = 2 * 40 * (2 * (64 + 32) + 2 * 4)
+    assert dk.global_load_bytes == queries + 2 * 50 * 2 * (64 + 32)
+    assert dv.global_load_bytes == queries + 2 * 50 * 2 * 64
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", ["flash_bwd_dq", "flash_bwd_dkdv"])
 def test_tensor_cores_are_busy_longer_than_shared_memory(name, head_dim):
