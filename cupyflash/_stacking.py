@@ -11,6 +11,7 @@ from cupyflash import _config, _variant
 from cupyflash._arrays import HALF_TYPES
 from cupyflash._layouts import Layout
 from cupyflash._problem import Problem
+from cupyflash._shapes import MAX_SEQLEN
 
 # Blocks that keep a large GPU busy: what reads less is slower where most multiprocessors have nothing to do.
 ENOUGH_BLOCKS = 128
@@ -72,8 +73,9 @@ def _evenly_spaced(layout: Layout, axis: int, rows: int) -> bool:
 
 
 def _helps(problem: Problem, heads: int, arch: str) -> bool:
-    """Whether a tile holds the queries of several heads, and enough blocks are left."""
+    """Whether a tile holds the queries of several heads, enough blocks are left, and rows can be counted."""
     block_m = _config.forward(problem, arch).defines["BLOCK_M"]
-    tiles = _config.ceil_div(heads * problem.seqlen_q, block_m) * (problem.num_batches // heads)
+    rows = heads * problem.seqlen_q
+    tiles = _config.ceil_div(rows, block_m) * (problem.num_batches // heads)
     parts = _config.ceil_div(problem.seqlen_k, problem.split_size) if problem.split_size else 1
-    return 0 < problem.seqlen_q <= block_m // 2 and tiles * parts >= ENOUGH_BLOCKS
+    return 0 < problem.seqlen_q <= block_m // 2 and tiles * parts >= ENOUGH_BLOCKS and rows <= MAX_SEQLEN

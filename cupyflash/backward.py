@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash import _backward_config, _config, _launch, _option_gradients, _packing, _plan, _variant
 from cupyflash._arrays import HALF_TYPES, LOG2_E
-from cupyflash._gradients import NAMES, Gradients, backward_problem, made, targets_of
+from cupyflash._gradients import NAMES, Gradients, backward_problem, made, targets_of, without_results
 from cupyflash._launch import Launch
 from cupyflash._layouts import Layout, merge_batch_dims
 from cupyflash._options import check_flag
@@ -90,7 +90,7 @@ def backward_call(dout, q, k, v, out, lse, *, dlse=None, grads_out=None, **optio
     return _plan.call(
         "backward",
         arguments,
-        options,
+        without_results(options),  # False is what a plan has for them, too
         validated=lambda: backward_problem(**arguments, **options)[0],
         arrays=lambda: (
             inputs | _plan.given(dlse=dlse) | _plan.optional_arrays(options),

@@ -366,6 +366,15 @@ def test_what_equals_a_right_value_and_is_none_is_refused(gpu, right, wrong):
     assert messages == [str(first.value)] * 2
 
 
+@pytest.mark.parametrize("name", ["return_lse", "return_max"])
+def test_a_backward_call_refuses_the_forwards_options_always(gpu, name):
+    arguments = backward()
+    for _ in range(2):
+        with pytest.raises(TypeError, match=f"{name}: False is for the forward"):
+            cupyflash.attention_backward(**arguments, **{name: False})
+        cupyflash.attention_backward(**arguments)
+
+
 def refuses(match, call, *arguments, **options):
     """The call, which looks like one that was right."""
     known = len(_plan.plans.values)

@@ -9,6 +9,7 @@ from cupyflash import Numerics, _stacking, attention, bounds, ptxsim, reference
 from cupyflash._arrays import BFLOAT16
 from cupyflash.testing import assert_same_bits, assert_within_bound
 from tests.forgetting import no_plans
+from tests.test_cupy_path import allocated, recorded_gpu
 
 NEVER = 2**62
 
@@ -132,3 +133,12 @@ def test_which_calls_stack_heads(changed, expected):
     q, k, v = normal(0, np.float16, (case["batch"], 32, case["seqlen_q"], 8), keys, keys)
     _, kernel = counted(lambda: attention(q, k, v, **case["options"]))
     assert blocks(kernel) == expected
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(2**28 - 1, 2**31 - 8), (2**28, 8)])
+def test_stacked_rows_fit_32_bits(heads, rows):
+    q, k = (allocated(shape, np.float16) for shape in ((heads, 8, 8), (5, 8)))
+    with recorded_gpu() as gpu:
+        attention(q, k, k)
+    ((*_, (params,), _),) = gpu.launches
+    assert params["seqlen_q"] == rows
