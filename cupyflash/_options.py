@@ -7,12 +7,11 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, check_same_place, described
 from cupyflash._numerics import PLAIN, Numerics
-from cupyflash._user_functions import PLACES, check_one_expression
+from cupyflash._user_functions import ARRAY_TYPES, PLACES, check_one_expression
 
 Align = Literal["bottom-right", "top-left"]
 Window = tuple[int | None, int | None]
@@ -21,7 +20,6 @@ Window = tuple[int | None, int | None]
 EXPRESSION_NAMES = ("score", *PLACES)
 SPLIT_STEP = 128
 DROPOUT_STEPS = 2**32  # a pair is dropped by comparing 32 random bits
-_AUX_KINDS = "biuf"
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -161,8 +159,8 @@ def checked_aux(aux: Any, q: Any, kind: str, *, with_expression: bool) -> dict[s
         what = f"aux[{name!r}]"
         check_same_place(array, what, q, kind)
         dtype = array.dtype
-        if not dtype.isnative or (dtype.kind not in _AUX_KINDS and dtype != ml_dtypes.bfloat16) or dtype.itemsize > 8:
-            raise TypeError(f"{what}: dtype {dtype.str} is not bool, an integer or a float of at most 8 bytes")
+        if dtype not in ARRAY_TYPES:
+            raise TypeError(f"{what}: dtype {dtype.str} is not bool, an integer or a float of 2, 4 or 8 bytes")
         if not array.flags.c_contiguous:
             raise ValueError(f"{what}: is not C-contiguous, as an expression indexes it; shape {array.shape}")
         check_element_aligned(array, what)

@@ -181,7 +181,7 @@ def signature(kind: str, arguments: Mapping[str, Any], options: Mapping[str, Any
     values = (*arguments.values(), *{**OPTIONS, **options}.values())  # more of them where a name is no option
     try:
         return kind, arch, *[_part(value) for value in values]
-    except _Unknown:
+    except (_Unknown, RecursionError):  # the latter where a list holds itself
         return None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from cupyflash._arrays import BFLOAT16, FLOAT16
 
 #: How a function receives an array. What is no pointer reads 16-bit floats as float (pair.cuh).
-_ARRAY_TYPES = {
+ARRAY_TYPES = {
     np.dtype(dtype): f"const {name}*"
     for dtype, name in (
         (np.bool_, "bool"),
@@ -64,7 +64,7 @@ class UserFunctions:
                 '#include "pair.cuh"',
                 '#include "differentiable.cuh"',
                 "struct AuxArrays {",
-                *(f"    {_ARRAY_TYPES[dtype]} array_{number};" for number, (_, dtype) in enumerate(self.aux)),
+                *(f"    {ARRAY_TYPES[dtype]} array_{number};" for number, (_, dtype) in enumerate(self.aux)),
                 "};",
                 *(f"#undef {name}" for name in hidden),
                 *self._function("score_mod", "::Differentiable", "const ::Differentiable score"),
@@ -78,7 +78,7 @@ class UserFunctions:
         expression = getattr(self, name)
         if expression is None:
             return []
-        arrays = [f", {_ARRAY_TYPES[dtype]} const {array}" for array, dtype in self.aux]
+        arrays = [f", {ARRAY_TYPES[dtype]} const {array}" for array, dtype in self.aux]
         places = ", ".join([*first, *(f"const int {place}" for place in PLACES)])
         with_score = bool(first)
         outer = (

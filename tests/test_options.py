@@ -119,6 +119,7 @@ REFUSALS = [
     ({"aux": {"x": 1.0}, "score_mod": "score"}, TypeError, r"aux\['x'\]: expected a numpy.ndarray .* not float"),
     ({"aux": {"x": zeros(3, dtype=complex)}, "mask_mod": "i"}, TypeError, r"aux\['x'\]: dtype <c16 is not bool, an i"),
     ({"aux": {"x": foreign(zeros(3))}, "mask_mod": "i"}, TypeError, r"aux\['x'\]: dtype >f2 is not bool, an integer"),
+    ({"aux": {"x": zeros(3, dtype=ml_dtypes.float8_e5m2)}, "mask_mod": "i"}, TypeError, r"aux\['x'\]: dtype <f1 is"),
     ({"aux": {"x": zeros(4, 4).T[1:]}, "mask_mod": "i"}, ValueError, r"aux\['x'\]: is not C-contiguous.* \(3, 4\)"),
     ({"aux": {"x": misaligned(3, dtype=float)}, "mask_mod": "i"}, ValueError, r"aux\['x'\]: its elements do not lie"),
     # split_size, numerics

@@ -375,6 +375,13 @@ def test_a_backward_call_refuses_the_forwards_options_always(gpu, name):
         cupyflash.attention_backward(**arguments)
 
 
+def test_a_list_that_holds_itself_is_refused(gpu):
+    window = [0]
+    window.append(window)
+    with pytest.raises(TypeError, match=r"^window_size: expected whole numbers"):
+        cupyflash.attention(**forward(window_size=window))
+
+
 def refuses(match, call, *arguments, **options):
     """The call, which looks like one that was right."""
     known = len(_plan.plans.values)
