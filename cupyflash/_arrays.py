@@ -18,9 +18,8 @@ _OVERLAP_WORK = 100_000  # how long numpy.shares_memory may search before an ove
 
 
 def array_kind(array: Any, name: str) -> Literal["numpy", "cupy"]:
-    """ "numpy" or "cupy"; TypeError for everything else. Never imports CuPy: its arrays exist only if somebody did."""
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
+    """ "numpy" or "cupy"; TypeError for everything else."""
+    if isinstance(array, cupy_array_type() or ()):
         return "cupy"
     type_name = _type_name(array)
     if isinstance(array, np.ma.MaskedArray | np.matrix):
@@ -30,6 +29,11 @@ def array_kind(array: Any, name: str) -> Literal["numpy", "cupy"]:
     if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
         raise TypeError(f"{name}: {type_name} is not supported; use cupy.from_dlpack(x), or numpy.from_dlpack(x)")
     raise TypeError(f"{name}: expected a numpy.ndarray or a cupy.ndarray, not {type_name}")
+
+
+def cupy_array_type() -> type | None:
+    """cupy.ndarray, or None: CuPy is never imported, for its arrays exist only once somebody has."""
+    return getattr(sys.modules.get("cupy"), "ndarray", None)  # not there either while another thread imports it
 
 
 def described(value: Any) -> str:

@@ -7,7 +7,6 @@ plan is made each time.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyflash import _launch
-from cupyflash._arrays import address, array_kind, check_written
+from cupyflash._arrays import address, array_kind, check_written, cupy_array_type
 from cupyflash._block_mask import BlockMask
 from cupyflash._config import KernelConfig
 from cupyflash._gradients import Gradients
@@ -198,8 +197,7 @@ def _part(value: Any) -> Hashable:
         return kind, value
     if kind is float:
         return kind, value.hex()
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and kind is cupy.ndarray:
+    if kind is cupy_array_type():
         data = value.data
         return value.shape, value.strides, value.dtype, data.ptr % CHUNK_BYTES, data.device_id
     if kind is np.ndarray:

@@ -2,6 +2,7 @@
 
 import fractions
 import math
+import types
 
 import cupy
 import ml_dtypes
@@ -10,6 +11,7 @@ import pytest
 
 from cupyflash import _arrays
 from cupyflash._layouts import merge_batch_dims
+from cupyflash._plan import signature
 from cupyflash._problem import attention_problem
 
 
@@ -304,6 +306,9 @@ def test_out_of_fake_cupy_arrays_overlaps_by_address():
     attention_problem(q, k, v, out=fake_cupy(4, 8, address=0x7F0000000000 + 192))
 
 
-def test_numpy_arrays_need_no_cupy(monkeypatch):
-    monkeypatch.setitem(_arrays.sys.modules, "cupy", None)
-    assert attention_problem(*qkv()).kind == "numpy"
+@pytest.mark.parametrize("module", [None, types.ModuleType("cupy")], ids=["none", "while a thread imports it"])
+def test_numpy_arrays_need_no_cupy(monkeypatch, module):
+    monkeypatch.setitem(_arrays.sys.modules, "cupy", module)
+    q, k, v = qkv()
+    assert attention_problem(q, k, v).kind == "numpy"
+    assert signature("forward", {"q": q, "k": k, "v": v}, {}) is not None
