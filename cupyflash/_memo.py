@@ -19,7 +19,7 @@ class Memo:
     def __init__(self, size: int):
         self.size = size
         self.values: OrderedDict[Hashable, Any] = OrderedDict()  # the least recently used first
-        self._lock, self._making = threading.Lock(), threading.RLock()
+        self._lock, self._making = threading.RLock(), threading.RLock()
 
     def find(self, key: Hashable) -> Any:
         """The value, or None; it does not wait for others that are being made."""
