@@ -13,11 +13,12 @@ by ``cupyflash.ptxsim.cost_model``, of what any assembler must keep of the PTX. 
 ``cupyflash.ptxsim.devices``; from sm_90 on its tensor cores are those of instructions that these kernels do not use.
 The code depends on the version of NVRTC, which the table names.
 
-Where dk and dv come from a launch each, each has its row. float16; slots with every rescaling done, and with none.
+float16; slots with every rescaling done, and at rest, with none.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,8 +36,7 @@ from experiments.experiment import Experiment, Outcome, Row
 from experiments.parallel import measure_all
 
 FORWARD, DKDV, DQ = KERNELS = "flash_fwd", "flash_bwd_dkdv", "flash_bwd_dq"
-DK, DV = PASSES = f"{DKDV}, dk", f"{DKDV}, dv"
-PRODUCTS = {FORWARD: 2, DKDV: 4, DK: 3, DV: 2, DQ: 3}  # of a tile of queries and one of keys
+PRODUCTS = {FORWARD: 2, DKDV: 4, DQ: 3}  # of a tile of queries and one of keys
 BACKWARD_PRODUCTS = 5  # S, dP, dQ, dK, dV; kernels that share none compute S and dP more than once
 NO_MASK, CAUSAL = MASKS = "none", "causal"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -82,8 +82,7 @@ class Case:
             return _config.forward(problem, self.arch)
         if self.kernel == DQ:
             return _backward_config.dq(problem, self.arch, 1)
-        gradients = {"with_dkey": self.kernel != DV, "with_dvalue": self.kernel != DK}
-        return _backward_config.dkdv(problem, self.arch, 1, **gradients)
+        return _backward_config.dkdv(problem, self.arch, 1, with_dkey=True, with_dvalue=True)
 
     @property
     def source(self) -> str:
@@ -97,14 +96,8 @@ def problem_of(head_dim: int, mask: str = NO_MASK) -> Problem:
 
 
 def cases(kernels: list[str], head_dims: list[int], masks: list[str], archs: list[str]) -> list[Case]:
-    """All that is compiled: for dk and dv one kernel, or two where the library takes two."""
-    found = []
-    for asked in kernels:
-        for head_dim in head_dims:
-            together = asked != DKDV or _backward_config.one_pass_for_keys_and_values(problem_of(head_dim))
-            names = [asked] if together else PASSES
-            found += [Case(name, head_dim, mask, arch) for name in names for mask in masks for arch in archs]
-    return found
+    """All that is compiled."""
+    return [Case(*case) for case in itertools.product(kernels, head_dims, masks, archs)]
 
 
 def measure(kernels: list[str], head_dims: list[int], masks: list[str], archs: list[str]) -> list[Row]:
@@ -159,7 +152,7 @@ def one_block(case: Case, tiles: int) -> ptxsim.KernelProfile:
     Scores grow from tile to tile, so that the forward rescales in each.
     """
     block_m, block_n = case.config.defines["BLOCK_M"], case.config.defines["BLOCK_N"]
-    owns_keys = case.kernel in (DKDV, *PASSES)
+    owns_keys = case.kernel == DKDV
     seqlen_q = block_n + tiles * block_m if owns_keys else block_m
     seqlen_k = block_n if owns_keys else block_m + tiles * block_n
     options = {"causal": True, "align": "top-left" if owns_keys else "bottom-right"} if case.mask == CAUSAL else {}

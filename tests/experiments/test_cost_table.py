@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from cupyflash._backward_config import one_pass_for_keys_and_values
 from experiments import cost_table as costs
 from experiments import record, sass
 from tests.experiments.running import run
@@ -39,17 +38,12 @@ def test_machine_code_does_at_least_what_the_model_says(found):
 
 def test_cases():
     cases = costs.cases([*costs.KERNELS], [64, 128, 256], [*costs.MASKS], ["sm_80", "sm_86"])
-    assert len(cases) == len(set(cases))
-    for head_dim in 64, 128, 256:
-        together = one_pass_for_keys_and_values(costs.problem_of(head_dim))
-        kernels = {costs.FORWARD, costs.DQ, *([costs.DKDV] if together else costs.PASSES)}
-        assert {case.kernel for case in cases if case.head_dim == head_dim} == kernels
-        assert sum(case.head_dim == head_dim for case in cases) == len(kernels) * 2 * 2
+    assert len(cases) == len(set(cases)) == 3 * 3 * 2 * 2
     for case in cases:
         defines = case.config.defines
         assert (defines["HEAD_DIM"], defines["BAND_RIGHT"]) == (case.head_dim, case.mask == costs.CAUSAL)
-        both = defines.get("WITH_DKEY", 1), defines.get("WITH_DVALUE", 1)
-        assert both == (case.kernel != costs.DV, case.kernel != costs.DK)
+        assert case.config.name == case.kernel
+        assert defines.get("WITH_DKEY", 1) == defines.get("WITH_DVALUE", 1) == 1  # as the library launches it
 
 
 @pytest.mark.parametrize("mask", costs.MASKS)
@@ -132,6 +126,6 @@ def test_the_committed_table_is_of_one_compiler_and_all_kernels():
     assert environment["nvrtc"].split(".")[0].isdigit()
     for name, values in (("device", costs.BOARDS), ("mask", costs.MASKS), ("head_dim", (64, 96, 128, 256))):
         assert {row[name] for row in rows} == set(values)
-    assert {costs.FORWARD, costs.DKDV, costs.DQ} <= {row["kernel"] for row in rows}
+    assert {*costs.KERNELS} <= {row["kernel"] for row in rows}
     assert len({(row["kernel"], row["head_dim"], row["mask"], row["device"]) for row in rows}) == len(rows)
     assert all(math.isfinite(row["share_of_tensor"]) for row in rows)
