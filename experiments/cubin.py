@@ -33,7 +33,7 @@ class KernelResources:
 
 def read(cubin: bytes) -> dict[str, KernelResources]:
     """Each kernel's resources by its name."""
-    if cubin[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", cubin, 18)[0] != _CUDA:
+    if cubin[:6] != b"\x7fELF\x02\x01" or int.from_bytes(cubin[18:20], "little") != _CUDA:
         raise CubinError("no cubin: not an ELF file of 64 bits for CUDA")
     try:
         return _kernels(_sections(cubin))
@@ -43,9 +43,12 @@ def read(cubin: bytes) -> dict[str, KernelResources]:
 
 def _sections(cubin: bytes) -> list[tuple[str, int, int, bytes]]:
     """Name, type, size and bytes of each section; of one that takes no room in the file the bytes mean nothing."""
-    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
-    count, names = struct.unpack_from("<HH", cubin, 0x3C)
-    headers = [_SECTION.unpack_from(cubin, offset + _SECTION.size * index) for index in range(count)]
+    try:
+        (offset,) = struct.unpack_from("<Q", cubin, 0x28)
+        count, names = struct.unpack_from("<HH", cubin, 0x3C)
+        headers = [_SECTION.unpack_from(cubin, offset + _SECTION.size * index) for index in range(count)]
+    except struct.error as error:
+        raise CubinError("a damaged cubin: the file ends early") from error
     texts = cubin[headers[names][4] :]
     return [(_text(texts, name), kind, size, cubin[at : at + size]) for name, kind, _, _, at, size, *_ in headers]
 

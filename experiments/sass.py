@@ -10,7 +10,7 @@ that multiply and no more rescale where a maximum has moved, and are told apart;
 accesses to shared memory are taken to be the work of half of the warps, as in a pair that shares it.
 
 What is not understood raises a SassError: products of another kind, an indirect branch. A main loop that calls a
-function, or has a smaller loop inside that makes unknown passes, is shown without figures.
+function, or holds a smaller loop that makes unknown passes, has no figures. The command names both on stderr.
 """
 
 from __future__ import annotations
@@ -135,6 +135,21 @@ class Code:
             f"{self.kernel}: {ins.opcode} {ins.operands} at {ins.address:#x}: where it leads is not understood"
         )
 
+    @cached_property
+    def multiplies(self) -> bool:
+        """Whether tensor cores are used at all."""
+        return any(ins.name.startswith(("HMMA", *_OTHER_PRODUCTS)) for ins in self.instructions)
+
+    @property
+    def without_main_loop(self) -> str:
+        """Why it has none."""
+        why = f"no loop with HMMA and {EXPONENTIAL}" if self.multiplies else "no tensor-core products"
+        return f"{self.kernel}: {why}"
+
+    def without_figures(self, loop: MainLoop) -> str:
+        """Why a main loop has none."""
+        return f"{self.kernel}: the loop at {loop.address:#x} holds {loop.unknown}: no figures"
+
     def in_order(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
         """Instructions of some basic blocks."""
         return tuple(self.instructions[place] for block in sorted(blocks) for place in self.blocks[block])
@@ -144,7 +159,7 @@ def disassemble(path: Path) -> str:
     """What nvdisasm prints of a cubin's code."""
     done = subprocess.run([nvdisasm(), "-c", str(path)], capture_output=True, text=True)
     if done.returncode:
-        raise SassError(f"{path}: nvdisasm: {(done.stderr or done.stdout).strip()}")
+        raise SassError(f"nvdisasm: {(done.stderr or done.stdout).strip()}")
     return done.stdout
 
 
@@ -187,7 +202,7 @@ def parse(text: str) -> list[Code]:
 class MainLoop:
     """Instructions of one pass, all of them; and those that some passes leave out, part by part.
 
-    ``unknown`` says why they are not all that a pass costs, where that is so.
+    ``unknown`` names what makes a pass cost more than them, where something does.
     """
 
     address: int
@@ -222,7 +237,7 @@ class MainLoop:
 
     @property
     def least_slots_per_hmma(self) -> float:
-        """Of a pass that rescales nothing."""
+        """At rest: of a pass that rescales nothing."""
         return (self.slots - self.rescaling) / self.hmma
 
     @cached_property
@@ -258,6 +273,8 @@ def products(instructions: Iterable[Instruction]) -> float:
 
 def main_loops(code: Code) -> list[MainLoop]:
     """In the order of the code. None in a kernel without such a loop; a SassError for what is not understood."""
+    if not code.multiplies:
+        return []
     try:
         loops = natural_loops(code.graph)
     except IrreducibleError as error:
@@ -276,12 +293,15 @@ def _main_loop(code: Code, header: int, loop: set[int], loops: dict[int, set[int
         return code.in_order([block])[0].address
 
     instructions = code.in_order(loop)
-    unknown = [f"a loop inside, at {address(inner):#x}" for inner, body in loops.items() if body < loop]
-    for ins in instructions:
-        if ins.name == "CALL" and code.target(ins) is None:
-            unknown.append(f"a call at {ins.address:#x}")
+    inner = [address(other) for other, body in loops.items() if body < loop]
+    calls = [ins.address for ins in instructions if ins.name == "CALL" and code.target(ins) is None]
+    unknown = [
+        f"{what} at {', '.join(map(hex, sorted(places)))}"
+        for what, places in (("loops", inner), ("calls", calls))
+        if places
+    ]
     optional = optional_regions(code.graph, header, loop)
-    return MainLoop(address(header), instructions, tuple(map(code.in_order, optional)), ", ".join(unknown))
+    return MainLoop(address(header), instructions, tuple(map(code.in_order, optional)), " and ".join(unknown))
 
 
 @dataclass(frozen=True)
@@ -299,10 +319,10 @@ class Kernel:
     def interior_loop(self) -> MainLoop:
         """The main loop with fewest slots: what others have more of is the mask of tiles at a boundary."""
         if not self.main_loops:
-            raise SassError(f"{self.code.kernel}: no loop with HMMA and {EXPONENTIAL}")
+            raise SassError(self.code.without_main_loop)
         loop = min(self.main_loops, key=lambda loop: loop.slots_per_hmma)
         if loop.unknown:
-            raise SassError(f"{self.code.kernel}: main loop at {loop.address:#x}: {loop.unknown}")
+            raise SassError(self.code.without_figures(loop))
         return loop
 
     @property
@@ -332,13 +352,13 @@ def read(content: bytes) -> dict[str, Kernel]:
 COUNTED = ("LDSM", "MUFU")  # opcodes that have a column
 HEAD = (
     "kernel", "arch", "registers", "stack B", "shared B", "threads", "blocks/SM",
-    "loop at", "slots", "HMMA", "slots/HMMA", "not rescaling", "local", *COUNTED,
+    "loop at", "slots", "HMMA", "slots/HMMA", "at rest", "local", *COUNTED,
 )  # fmt: skip
 FOOT = "shared B is static, and blocks/SM what it, registers and threads allow: a launch may ask for more shared memory"
 
 
 def table(kernels: Iterable[Kernel]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """A row for each main loop; and what has none, with the reason."""
+    """A row for each main loop; and what has no figures, with the reason."""
     rows, reasons = [], []
     for kernel in kernels:
         try:
@@ -347,12 +367,12 @@ def table(kernels: Iterable[Kernel]) -> tuple[list[tuple[str, ...]], list[str]]:
             reasons.append(str(error))
             continue
         if not loops:
-            reasons.append(f"{kernel.code.kernel}: no loop with HMMA and {EXPONENTIAL}")
+            reasons.append(kernel.code.without_main_loop)
         needs = kernel.resources
         sizes = needs.registers, needs.stack_bytes, needs.static_shared_bytes, needs.threads, kernel.blocks
         for loop in loops:
             if loop.unknown:
-                reasons.append(f"{kernel.code.kernel}: main loop at {loop.address:#x}: {loop.unknown}")
+                reasons.append(kernel.code.without_figures(loop))
                 continue
             figures = loop.slots, loop.hmma, loop.slots_per_hmma, loop.least_slots_per_hmma, loop.local
             counts = (loop.names.get(name, 0) for name in COUNTED)
@@ -366,23 +386,30 @@ def _shown(value: float | None) -> str:
 
 
 def main(paths: list[str]) -> int:
-    """Print the table of all kernels; the status is 1 where a file or a kernel was not understood."""
+    """Print the table of all kernels, and on stderr what has no figures; the status is 1 where a file has none."""
+    usage = f"usage: python -m experiments.sass FILE.cubin...\n\n{__doc__}"
+    if paths[:1] in (["-h"], ["--help"]):
+        print(usage)
+        return 0
     if not paths or paths[0].startswith("-"):
-        print(f"usage: python -m experiments.sass FILE.cubin...\n\n{__doc__}", file=sys.stderr)
+        print(usage, file=sys.stderr)
         return 2
-    rows, failures = [], []
+    rows, notes, failed = [], [], False
     for path in paths:
         try:
             found, reasons = table(read(Path(path).read_bytes()).values())
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            found, reasons = [], [error.strerror]
+        except ValueError as error:
             found, reasons = [], [str(error)]
         rows += found
-        failures += [f"{path}: {reason}" for reason in reasons]
+        notes += [f"{path}: {reason}" for reason in reasons]
+        failed |= not found
     if rows:
         print(aligned([HEAD, *rows]), FOOT, sep="\n")
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    return int(bool(failures))
+    for note in notes:
+        print(note, file=sys.stderr)
+    return int(failed)
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:

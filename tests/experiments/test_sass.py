@@ -107,7 +107,7 @@ def test_the_innermost_of_nested_loops():
     # A loop of products alone inside makes as many passes as nobody knows: the figure would be wrong.
     products = [".L_b:", PRODUCT, "@P0 BRA `(.L_b)"]
     (loop,) = loops(".L_a:", EXP, *products, "@P1 BRA `(.L_a)", *EXIT)
-    assert loop.unknown == "a loop inside, at 0x10"
+    assert loop.unknown == "loops at 0x10"
 
 
 def test_spills():
@@ -162,7 +162,7 @@ def test_where_parted_threads_meet_is_understood():
 
 def test_a_call_in_the_loop_is_said():
     (loop,) = loops(".L_a:", PRODUCT, EXP, "CALL.REL.NOINC `($attention$slowpath)", "@P0 BRA `(.L_a)", *EXIT)
-    assert loop.unknown == "a call at 0x20"
+    assert loop.unknown == "calls at 0x20"
 
 
 def test_a_cycle_with_two_entries_is_refused():
@@ -270,11 +270,41 @@ def test_the_command_names_what_it_cannot_read(real, tmp_path, capsys):
     for line, name, reason in zip(
         sorted(said),
         ["cut", "nothing", "other", "other", "text"],
-        ["damaged", "No such file", "indexed: no loop with HMMA", "twice: no loop with HMMA", "no cubin"],
+        ["a damaged cubin: the file ends early", "No such file or directory",
+         "indexed: no tensor-core products", "twice: no tensor-core products",
+         "no cubin: not an ELF file of 64 bits for CUDA"],
         strict=True,
-    ):
-        assert line.startswith(f"{tmp_path / name}: ") and reason in line
+    ):  # fmt: skip
+        assert line == f"{tmp_path / name}: {reason}"
     assert sass.main([]) == 2 and "usage" in capsys.readouterr().err
+    assert sass.main(["--help"]) == 0 and "usage" in capsys.readouterr().out
+
+
+NESTED = [".L_a:", EXP, ".L_b:", PRODUCT, "@P0 BRA `(.L_b)", "@P1 BRA `(.L_a)"]
+KNOWN = [".L_c:", PRODUCT, EXP, "@P0 BRA `(.L_c)"]
+
+
+@pytest.mark.parametrize(("lines", "status"), [([*NESTED, *KNOWN, *EXIT], 0), ([*NESTED, *EXIT], 1)])
+def test_a_loop_without_figures_is_a_note_where_another_has_them(lines, status, monkeypatch, tmp_path, capsys):
+    (code,) = sass.parse(disassembly(*lines))
+    kernel = sass.Kernel(code, cubin.KernelResources("attention"))
+    monkeypatch.setattr(sass, "read", lambda content: {"attention": kernel})
+    path = tmp_path / "nested.cubin"
+    path.touch()
+    assert sass.main([str(path)]) == status
+    said = capsys.readouterr()
+    assert said.err == f"{path}: attention: the loop at 0x0 holds loops at 0x10: no figures\n"
+    assert bool(said.out) == (status == 0)
+
+
+def test_code_without_tensor_cores_has_no_main_loop_whatever_else_is_in_it():
+    assert not loops(".L_a:", EXP, "BREAK B0", "@P0 BRA `(.L_a)", *EXIT)
+
+
+@pytest.mark.parametrize("size", [6, 19, 20, 63])
+def test_a_file_that_ends_in_its_first_header(real, size):
+    with pytest.raises(cubin.CubinError, match=r"no cubin|ends early"):
+        cubin.read(real[1][:size])
 
 
 def test_without_a_disassembler_it_is_said_which_package_has_one(monkeypatch):
