@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -15,6 +15,7 @@ from experiments import backends, pages, record
 from experiments.experiment import CATALOGUE, NAMES, Experiment, Outcome, load
 
 FULL, QUICK = "full", "quick"
+NEEDED = ("hypothesis", "matplotlib")  # beside what the library does
 
 
 class CommandError(Exception):
@@ -23,6 +24,10 @@ class CommandError(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the status is 1 where one of ``all`` failed, 2 for what cannot be, 130 after Ctrl-C."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f'no {" and no ".join(missing)}: pip install "cupyflash[experiments]"', file=sys.stderr)
+        return 2
     args = _parser().parse_args(arguments)
     try:
         return args.run(args)

@@ -1,9 +1,13 @@
 """The ready checks accept attention written in NumPy, and each sees a fault of its kind."""
 
+import configparser
 import inspect
 import itertools
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -397,3 +401,12 @@ def test_a_failure_names_the_largest_terms_of_the_bound():
         testing.check_within_bound(of_out(lambda out, *_: out * 1.1), half)
     with pytest.raises(AssertionError, match=r"^dv.*\nof the bound there: scores and exponential \d+%"):
         testing.check_gradients_within_bound(VJP_FAULTS["gradients_within_bound"], BACKWARD_PROBLEM)
+
+
+def test_the_version_of_hypothesis_that_is_asked_for_is_that_of_the_extra():
+    setup = configparser.ConfigParser()
+    setup.read(Path(testing.__file__).parents[2] / "setup.cfg")
+    (wanted,) = setup["options.extras_require"]["testing"].split("\n")[1:]
+    code = "import sys; sys.modules['hypothesis'] = None; import cupyflash.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"ImportError: cupyflash.testing needs {wanted}: pip install" in done.stderr

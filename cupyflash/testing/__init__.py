@@ -41,7 +41,7 @@ to repeat, with names of cupyflash.testing: check_within_bound(fn, AttentionProb
 try:
     import hypothesis as _hypothesis  # noqa: F401
 except ImportError as error:
-    raise ImportError('cupyflash.testing needs hypothesis >= 6.100: pip install "cupyflash[testing]"') from error
+    raise ImportError('cupyflash.testing needs hypothesis >= 6.170.1: pip install "cupyflash[testing]"') from error
 
 from cupyflash import bounds
 from cupyflash.testing.adapt import LAYOUTS, NotApplicable, adapt, adapt_vjp

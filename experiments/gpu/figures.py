@@ -125,9 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu.figures", description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     folders = parser.parse_args(arguments).folders or sorted(tables.RESULTS.glob("*/"))
+    if not folders:
+        print(f"no tables under {tables.RESULTS}")
     drawn = {folder: draw(folder) for folder in folders}
     for folder, names in drawn.items():
-        print(f"{folder}: {', '.join(names) or 'no tables'}")
+        print(f"{folder}: {', '.join(names) or ('no tables' if folder.is_dir() else 'no such folder')}")
     return int(not any(drawn.values()))
 
 

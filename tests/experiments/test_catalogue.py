@@ -237,3 +237,9 @@ def test_the_simulators_own_are_refused_on_a_gpu(of_three, tmp_path, monkeypatch
     assert main(["all", "--backend", "gpu", "--results", str(tmp_path)]) == 0
     assert {path.stem for path in tmp_path.iterdir()} == {"third"}
     assert record.read_csv(tmp_path / "third.csv")[1]["backend"] == "gpu"
+
+
+def test_without_the_packages_of_the_extra_it_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(__main__.importlib.util, "find_spec", lambda name: None)
+    assert main(["list"]) == 2
+    assert capsys.readouterr().err == 'no hypothesis and no matplotlib: pip install "cupyflash[experiments]"\n'

@@ -384,8 +384,12 @@ def speed_rows(direction, head_dim):
             yield from speed.rows(shape, direction, times, {}, 1e12)
 
 
-def test_figures_of_what_there_is(with_card, tmp_path, capsys):
-    assert figures.main([str(tmp_path)]) == 1 and "no tables" in capsys.readouterr().out
+def test_figures_of_what_there_is(with_card, tmp_path, capsys, monkeypatch):
+    assert figures.main([str(tmp_path)]) == 1 and capsys.readouterr().out == f"{tmp_path}: no tables\n"
+    nowhere = tmp_path / "nowhere"
+    assert figures.main([str(nowhere)]) == 1 and capsys.readouterr().out == f"{nowhere}: no such folder\n"
+    monkeypatch.setattr(tables, "RESULTS", nowhere)
+    assert figures.main([]) == 1 and capsys.readouterr().out == f"no tables under {nowhere}\n"
     for direction, head_dim in (FORWARD, 64), (FORWARD, 128), (BACKWARD, 256):
         tables.write(tmp_path / f"speed_{direction}_{head_dim}.csv", list(speed_rows(direction, head_dim)))
     times = {decode.COPY: Times((1.0,)), OURS: Times((2.0,))}
