@@ -1,6 +1,7 @@
 """Few queries of heads that share their keys, stacked to rows of one matrix: keys are read once for all of them.
 
-A row's bits are the same as without. Multi-query attention: Shazeer 2019; grouped: Ainslie et al. 2023.
+A row's bits are the same as without. No tile takes longer: the rows that other heads fill are empty otherwise.
+Multi-query attention: Shazeer 2019; grouped: Ainslie et al. 2023.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from cupyflash._layouts import Layout
 from cupyflash._problem import Problem
 from cupyflash._shapes import MAX_SEQLEN
 
-# Blocks that keep a large GPU busy: what reads less is slower where most multiprocessors have nothing to do.
-ENOUGH_BLOCKS = 128
 _STACKED = ("query", "out")
 
 
@@ -73,9 +72,6 @@ def _evenly_spaced(layout: Layout, axis: int, rows: int) -> bool:
 
 
 def _helps(problem: Problem, heads: int, arch: str) -> bool:
-    """Whether a tile holds the queries of several heads, enough blocks are left, and rows can be counted."""
+    """Whether a tile holds the queries of several heads, and all rows can be counted."""
     block_m = _config.forward(problem, arch).defines["BLOCK_M"]
-    rows = heads * problem.seqlen_q
-    tiles = _config.ceil_div(rows, block_m) * (problem.num_batches // heads)
-    parts = _config.ceil_div(problem.seqlen_k, problem.split_size) if problem.split_size else 1
-    return 0 < problem.seqlen_q <= block_m // 2 and tiles * parts >= ENOUGH_BLOCKS and rows <= MAX_SEQLEN
+    return 0 < problem.seqlen_q <= block_m // 2 and heads * problem.seqlen_q <= MAX_SEQLEN

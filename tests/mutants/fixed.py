@@ -68,8 +68,8 @@ FORWARD = [
     Fault(
         "the mask is one query late",
         "mask.cuh",
-        "const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4;",
-        "const int64_t query = first_query + m * MMA_M + half * 8 + lane / 4 + 1;",
+        "sequence.query(first_query + m * MMA_M + half * 8 + lane / 4);",
+        "sequence.query(first_query + m * MMA_M + half * 8 + lane / 4 + 1);",
     ),
     Fault("the last key is dropped", "visible.cuh", "return seqlen_k - 1;", "return seqlen_k - 2;"),
     Fault(

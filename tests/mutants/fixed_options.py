@@ -127,6 +127,13 @@ VARIANTS = [
         about="window_size=(33, None))), with_dlse",
     ),
     Fault(
+        "the rows of stacked heads are queries of one head",
+        "sequence.cuh",
+        "return STACKED ? uint32_t(row) % uint32_t(queries_per_head) : row;",
+        "return row;",
+        about="leading_q=(2, 6)",
+    ),
+    Fault(
         "parts visit the keys before them",
         "block_range.cuh",
         "if constexpr (SPLIT) tiles.begin = max(tiles.begin, sequence.split_begin / BLOCK_N);",

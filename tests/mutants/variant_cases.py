@@ -93,6 +93,7 @@ PROBLEMS = [
         "float32", (2,), (2,), (2,), 30, 40, causal=True, **RIGHT,
         variants=Variants(seqlens_q=Lengths("random"), seqlens_k=Lengths("random"), score_mod="squared"),
     ),
+    Problem("float16", (2, 6), (2, 2), (2, 2), 5, 70, causal=True, align="top-left"),  # stacked heads
 ]  # fmt: skip
 CASES = [
     *(ForwardCase(within_bounds, problem) for problem in PROBLEMS),
