@@ -23,7 +23,8 @@ def warmup(q, k, v, *, backward: bool = False, **options) -> None:
         As a call of :func:`cupyflash.attention` has them, ``out`` included. Of arrays only shapes, strides, dtypes,
         devices and whether they start at multiples of 16 bytes matter, except lengths.
     backward : bool
-        Also for :func:`cupyflash.attention_backward`, with C-contiguous dout, out and lse and new gradients.
+        Also for :func:`cupyflash.attention_backward` and the pullback of :func:`cupyflash.attention_vjp`, with C-contiguous
+        dout, out and lse and new gradients.
 
     Raises
     ------
@@ -37,9 +38,12 @@ def warmup(q, k, v, *, backward: bool = False, **options) -> None:
     :func:`cupyflash.attention_varlen`, with subclasses of arrays or with numbers of types that are neither Python's nor
     NumPy's are planned each time.
 
-    On CuPy arrays a call enqueues kernels on the current stream. It waits for nothing and copies nothing to or from the
-    host, except lengths. What does not read lengths can be captured in a CUDA graph, after a warmup: compiling during a
-    capture takes as long as ever, and CUDA may refuse to load a kernel in modes stricter than CuPy's default one. ::
+    NumPy arrays warm up the simulator for the architecture of :func:`cupyflash.ptxsim.settings`; it translates a kernel
+    when it first runs. For packed sequences, call :func:`cupyflash.attention_varlen` once.
+
+    On CuPy arrays kernels are compiled and loaded on their device. A call then enqueues them on the current stream. It
+    waits for nothing and copies nothing to or from the host, except lengths. What does not read lengths can be captured
+    in a CUDA graph; without a warmup, compiling and loading would fall into the capture, where CUDA may refuse it. ::
 
         warmup(q, k, v, out=out)
         stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.cuda.MemoryPool()
@@ -47,6 +51,7 @@ def warmup(q, k, v, *, backward: bool = False, **options) -> None:
             stream.begin_capture()
             attention(q, k, v, out=out)
             graph = stream.end_capture()
+        graph.launch(stream)  # as often as wanted, with new contents in q, k and v
 
     A graph keeps addresses, not arrays: q, k, v and out must live as long as it does. So must, unused by anything else,
     the memory that the call allocated, also what it gave back at its end, for which there is the pool of the graph's
