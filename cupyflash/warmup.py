@@ -23,8 +23,8 @@ def warmup(q, k, v, *, backward: bool = False, **options) -> None:
         As a call of :func:`cupyflash.attention` has them, ``out`` included. Of arrays only shapes, strides, dtypes,
         devices and whether they start at multiples of 16 bytes matter, except lengths.
     backward : bool
-        Also for :func:`cupyflash.attention_backward` and the pullback of :func:`cupyflash.attention_vjp`, with C-contiguous
-        dout, out and lse and new gradients.
+        Also for :func:`cupyflash.attention_backward` and the pullback of :func:`cupyflash.attention_vjp`, with
+        C-contiguous dout, out and lse and new gradients.
 
     Raises
     ------
