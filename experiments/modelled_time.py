@@ -228,7 +228,7 @@ def draw(figure, rows: list[Row]) -> None:
     time, cards, memory = figure.subplots(1, 3, width_ratios=(1, 1.1, 1))
     draw_lengths(time, of(rows, card=card), "milliseconds", "milliseconds_counted", 1)
     time.axvspan(min(row["seqlen"] for row in rows) / 1.2, SCORES_OUTGROW_CACHES, color="#f2f2f2", zorder=-1)
-    time.annotate("grey: scores may\nstay in a cache", (0.04, 0.8), xycoords="axes fraction", fontsize=9)
+    time.annotate("grey: scores\nmay stay in\na cache", (0.04, 0.8), xycoords="axes fraction", fontsize=9)
     time.set_ylabel("milliseconds at least")
     time.set_title(f"{card}, head_dim {head_dim}", fontsize=11)
     draw_cards(cards, rows)
@@ -275,7 +275,7 @@ def draw_cards(axes, rows: list[Row]) -> None:
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("milliseconds at least")
-    axes.set_title(f"N = {seqlen // 1024}k, every card", fontsize=11)
+    axes.set_title(f"N = {seqlen // 1024}k, head_dim {rows[0]['head_dim']}, every card", fontsize=11)
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:

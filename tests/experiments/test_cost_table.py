@@ -126,6 +126,20 @@ def test_the_committed_table_is_of_one_compiler_and_all_kernels():
     assert environment["nvrtc"].split(".")[0].isdigit()
     for name, values in (("device", costs.BOARDS), ("mask", costs.MASKS), ("head_dim", (64, 96, 128, 256))):
         assert {row[name] for row in rows} == set(values)
-    assert {*costs.KERNELS} <= {row["kernel"] for row in rows}
+    assert {*costs.KERNELS} == {row["kernel"] for row in rows}
     assert len({(row["kernel"], row["head_dim"], row["mask"], row["device"]) for row in rows}) == len(rows)
     assert all(math.isfinite(row["share_of_tensor"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [("shared", "shared memory everywhere"), ("issue", "unless the cell names")]
+)
+def test_the_figure_names_the_busiest_unit_once_and_exceptions_where_they_are(found, tmp_path, other, said):
+    rows = table(found[0][0])
+    rows[0]["busiest_beside_tensor"] = other
+    with record.figure(tmp_path / "cost_table.csv", (13, 7)) as figure:
+        costs.draw(figure, rows)
+        shares = figure.axes[1]
+        assert said in shares.get_title(loc="left")
+        texts = [text.get_text() for text in shares.texts]
+    assert texts.count("80%\nissue") == (other == "issue") and not texts.count("80%\nshared")
