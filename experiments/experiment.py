@@ -20,7 +20,7 @@ CATALOGUE = {
         "memory",
         "sparse_work",
     ),
-    "Whether it can be fast": ("cost_table", "modelled_time", "cold_start"),
+    "Whether it can be fast": ("cost_table", "modelled_time", "cold_start", "host_time"),
     "How accurate it is": (
         "bound_audit",
         "fa3_table3",

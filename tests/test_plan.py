@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 from unittest import mock
 
@@ -450,23 +449,3 @@ def test_warmup_of_the_simulator():
         cupyflash.warmup(x, x, x, backward=1)
     with pytest.raises(ValueError, match=r"^score_mod: "):
         cupyflash.warmup(x, x, x, score_mod="sscore")
-
-
-def host_seconds(call, calls=100, rounds=5):
-    """CPU time of this process for one call, the least of some rounds."""
-    spent = []
-    for _ in range(rounds):
-        start = time.process_time()
-        for _ in range(calls):
-            call()
-        spent.append((time.process_time() - start) / calls)
-    return min(spent)
-
-
-def test_a_plan_saves_most_of_a_calls_time(gpu):
-    """With launches and allocations that do nothing."""
-    arguments = forward()
-    cupyflash.attention(**arguments)
-    planned = host_seconds(lambda: cupyflash.attention(**arguments))
-    with mock.patch.object(_plan, "signature", lambda *_: None):
-        assert host_seconds(lambda: cupyflash.attention(**arguments), calls=20) > 2 * planned
