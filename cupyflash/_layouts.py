@@ -44,7 +44,9 @@ class Placeholder:
 
 
 def is_contiguous(array: Any) -> bool:
-    """Whether an array, or a placeholder, is C-contiguous."""
+    """Whether an array, or a placeholder, is C-contiguous; without elements it is, whatever its strides say."""
+    if 0 in array.shape:
+        return True
     expected = array.dtype.itemsize
     for size, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
         if size > 1 and stride != expected:

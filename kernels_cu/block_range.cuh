@@ -115,7 +115,7 @@ __device__ __forceinline__ QueryTiles query_tiles(int first_key, const Sequence&
     if constexpr (BAND_RIGHT) {   // query i sees key j iff i >= j - band_right
         const int64_t sees_first = max(int64_t(first_key) - sequence.band_right, int64_t(0));
         const int64_t sees_all = max(int64_t(last_key) - sequence.band_right, int64_t(0));
-        tiles.begin = int(min(sees_first / BLOCK_M, int64_t(num_tiles)));
+        tiles.begin = sees_first < sequence.seqlen_q ? int(sees_first / BLOCK_M) : num_tiles;
         tiles.interior_begin = int(min((sees_all + BLOCK_M - 1) / BLOCK_M, int64_t(num_tiles)));
     }
     if constexpr (BAND_LEFT) {   // and iff i <= j - band_left

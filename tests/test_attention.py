@@ -19,7 +19,7 @@ def check(backend, problem, arch="sm_80"):
     return inputs, out, lse, exact, bound
 
 
-@settings(max_examples=20)
+@settings(max_examples=14)
 @given(problem=testing.attention_problems())
 @example(problem=Problem(seqlen_q=0, seqlen_k=3, leading_q=(2,)))
 @example(problem=Problem(seqlen_q=5, seqlen_k=0, head_dim_v=13))
@@ -62,7 +62,7 @@ def test_more_batch_dimensions_than_the_kernel_holds_are_merged(backend):
     check(backend, problem)
 
 
-@settings(max_examples=30)
+@settings(max_examples=14)
 @given(
     problem=testing.attention_problems(families=["normal", "one sign", "rising"], scales=[None, -0.5]),
     places=testing.hostile_values(),

@@ -124,7 +124,7 @@ def described(launches, arrays):
 
 @pytest.mark.parametrize("function", [cupyflash.attention, cupyflash.naive.attention], ids=["tiled", "standard"])
 @pytest.mark.parametrize("given_out", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(problem=testing.attention_problems())
 def test_gpu_and_simulator_are_given_the_same(function, given_out, problem):
     inputs, out = problem.inputs(), problem.empty_out()
@@ -161,5 +161,8 @@ def test_a_second_call_of_the_same_kind_compiles_nothing(problem, other):
             cupyflash.attention(*map(on_gpu, each.inputs()), out=on_gpu(each.empty_out()), **each.options)
     codes = [code for code, _ in gpu.compiled]
     assert len(set(codes)) == len(codes)
-    assert sum("flash_fwd(" in code for code in codes) <= 1
+    # One for heads apart, and one for stacked heads with a band.
+    assert len({"#define STACKED 1" in code for code in codes if "flash_fwd(" in code}) == sum(
+        "flash_fwd(" in code for code in codes
+    )
     assert sum("strided_copy(" in code for code in codes) <= 1

@@ -12,7 +12,7 @@ from cupyflash.testing import AttentionProblem as Problem
 from tests import poisoned
 from tests.backends import Simulator
 
-few = settings(max_examples=15)
+few = settings(max_examples=10)
 
 
 def single_heads(families=("normal", "rising", "peaked", "duplicates"), dtypes=("float16", "bfloat16")):

@@ -172,7 +172,7 @@ def test_other_arrays_that_look_the_same_share_a_plan(gpu):
     assert targets[:4] == ["q", "k", "v", "out"] and len(_plan.plans.values) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(problem=testing.attention_problems(), other=testing.attention_problems())
 def test_calls_by_turns(problem, other):
     """What a GPU is given is the same with every plan and with none, whatever was called before."""

@@ -72,7 +72,7 @@ def calls(draw):
     return (q, k, v), options
 
 
-@settings(max_examples=35)
+@settings(max_examples=16)
 @given(calls())
 def test_bits_are_those_of_heads_apart(call):
     arrays, options = call

@@ -21,7 +21,7 @@ from tests import numpy_attention
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SMALL = {"dtypes": DTYPES, "seqlens": testing.seqlens(20), "head_dims": st.sampled_from([(4, 4), (7, 5)])}
 MODERATE = {**SMALL, "families": ("normal", "peaked", "rising", "duplicates", "one sign")}
-few = settings(max_examples=15)
+few = settings(max_examples=10)
 
 
 @pytest.mark.parametrize("check", testing.FORWARD_CHECKS)

@@ -11,7 +11,7 @@ from tests import work
 ARCHITECTURES = ["sm_75", "sm_80"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     arch=st.sampled_from(ARCHITECTURES),
     seqlens=st.tuples(testing.seqlens(), st.integers(1, 400)).filter(all),

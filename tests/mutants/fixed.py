@@ -199,13 +199,13 @@ BACKWARD = [
     Fault(
         "the first query tile is left out",
         "block_range.cuh",
-        "min(sees_first / BLOCK_M, int64_t(num_tiles))",
-        "min((sees_first + BLOCK_M - 1) / BLOCK_M, int64_t(num_tiles))",
+        "int(sees_first / BLOCK_M) : num_tiles",
+        "int((sees_first + BLOCK_M - 1) / BLOCK_M) : num_tiles",
     ),
     Fault(
         "query tiles that see nothing are visited",
         "block_range.cuh",
-        "tiles.begin = int(min(sees_first / BLOCK_M, int64_t(num_tiles)));",
+        "tiles.begin = sees_first < sequence.seqlen_q ? int(sees_first / BLOCK_M) : num_tiles;",
         "",
         about="no_more_work",
     ),

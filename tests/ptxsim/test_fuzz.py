@@ -41,7 +41,7 @@ def plain(form):
     return not set(form.modifiers) & {"ca", "cg", "cs", "cv", "wt", "volatile", "relaxed"}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.integers(0, 2**32))
 def test_random_programs(seed):
     """Observed or not, in lockstep or warp by warp: the same bits."""

@@ -160,7 +160,7 @@ def interpret(program):
     return [(env["a"] ^ env["b"] * 5 % WORD ^ env["c"] * 9 % WORD) for env in threads]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs, st.integers(0, 1000))
 def test_random_programs_do_what_they_say(program, seed):
     kernel = ptxsim.RawModule(code=c_source(program), options=OPTIONS).get_function("random_program")
