@@ -64,7 +64,7 @@ def flash_bwd_dkdv_fma(problem: Problem, arch: str) -> Work:
     for first_key in range(0, problem.seqlen_k, tile.block_n):
         last_key = min(first_key + tile.block_n, problem.seqlen_k) - 1
         first, unmasked = (backward_work.first_query(problem, key) for key in (first_key, last_key))
-        begin = min(first // tile.block_m, num_tiles)
+        begin = first // tile.block_m if first < problem.seqlen_q else num_tiles
         tiles += num_tiles - begin
         masked_tiles += min(_config.ceil_div(unmasked, tile.block_m), num_tiles) - begin
         loaded_queries += max(problem.seqlen_q - begin * tile.block_m, 0)
