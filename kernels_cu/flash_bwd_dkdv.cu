@@ -38,7 +38,9 @@ using QueryTile = SharedTile<BLOCK_M, HEAD_DIM>;
 using DoutTile = SharedTile<BLOCK_M, HEAD_DIM_V>;
 constexpr int OWNED_BYTES = KeyTile::BYTES + ValueTile::BYTES;
 constexpr int STAGE_BYTES = QueryTile::BYTES + DoutTile::BYTES + 2 * BLOCK_M * 4;
-constexpr int SENT = 1;   // the barrier of what goes from one warp to another: __syncthreads has 0
+// The barrier of what goes from one warp to another; __syncthreads has 0. One for each pair would let pairs go their own
+// ways, but takes two more slots a tile, and they meet at the next tile.
+constexpr int SENT = 1;
 
 static_assert(STAGE_BYTES <= OWNED_BYTES, "a stage fits into the place of the keys and values");
 
@@ -145,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
         uint32_t own[max_of(HEAD_DIM, HEAD_DIM_V) / MMA_K][M_TILES][4];   // K or V
         auto visit = [&](int tile, auto boundary) {
             cp_async_wait_group<0>();
-            __syncthreads();   // this stage has landed, and every warp is done with the other
+            __syncthreads();   // this stage has landed, and every warp is done with the other and with what it received
             if constexpr (BLOCK_MASK) {
                 const int skipped = tiles.next(tile) - tile - 1;
                 query_loader.skip(skipped), dout_loader.skip(skipped), row_loader.skip(skipped);
@@ -186,11 +188,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) flash_bwd_dkdv(cons
                 }
                 if (WITH_DKEY) {
                     exchange.send(products);
-                    bar_arrive(SENT, NUM_THREADS);
+                    bar_arrive(SENT, NUM_THREADS);   // and does not wait
                 }
             } else if (WITH_DKEY) {
                 mma_abt<ELEMENT, HEAD_DIM_V, DoutTile>(products, own, column + stage);
-                bar_sync(SENT, NUM_THREADS);
+                bar_sync(SENT, NUM_THREADS);   // what the first of the pair has sent is there
             }
 
             if constexpr (boundary.value && (BANDED || LENGTHS || REMOVES_ANYWHERE)) {
