@@ -219,7 +219,7 @@ BACKWARD = [
     Fault(
         "the next query tile overwrites the one in use",
         "flash_bwd_dkdv.cu",
-        "__syncthreads();   // this stage has landed, and every warp is done with the other",
+        "__syncthreads();   // this stage has landed, and every warp is done with the other and with what it received",
         "",
         about="in_any_order",
     ),
