@@ -2,7 +2,7 @@
 
 from cupyflash import ptxsim
 
-from .kernels import launch
+from .launching import launch
 
 
 def line_of(source, mark):

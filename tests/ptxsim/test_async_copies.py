@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 
 OLD = 0x11111111
 

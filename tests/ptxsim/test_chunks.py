@@ -7,7 +7,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 from .test_barriers import ROUNDS, rounds
 
 every_grouping = pytest.mark.parametrize("lanes", [1, 96, 1000, 8192, 10**6])

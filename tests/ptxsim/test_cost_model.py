@@ -6,7 +6,7 @@ import pytest
 from cupyflash import attention, ptxsim
 from cupyflash.ptxsim.devices import BOUNDED, DEVICES, device
 
-from .kernels import launch, poisoned, zeros
+from .launching import launch, poisoned, zeros
 from .test_profile import profiled
 
 

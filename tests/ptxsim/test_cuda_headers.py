@@ -8,7 +8,7 @@ from cupy._core.core import assemble_cupy_compiler_options
 
 from cupyflash import ptxsim
 
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 
 NUMBERS = np.arange(128, dtype=np.int32)
 

@@ -7,7 +7,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import launch, module, poisoned
+from .launching import launch, module, poisoned
 
 FILL = """
 extern "C" __global__ void fill(float* out, float x, int n) {

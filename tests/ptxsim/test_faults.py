@@ -5,7 +5,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 
 
 def marked_line(source):

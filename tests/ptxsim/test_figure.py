@@ -14,7 +14,7 @@ from cupyflash import ptxsim
 from cupyflash.ptxsim.devices import BOUNDED, device
 from cupyflash.ptxsim.errors import CompilerMissing
 
-from .kernels import OPTIONS, poisoned, zeros
+from .launching import OPTIONS, poisoned, zeros
 
 RESOURCES = importlib.import_module("cupyflash.ptxsim.resources")
 

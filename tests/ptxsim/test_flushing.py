@@ -7,7 +7,7 @@ from cupyflash import ptxsim
 
 from . import exact
 from .instructions import Instruction, InstructionTable
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 
 BIG = 2.0**127
 TINY = 2.0**-149

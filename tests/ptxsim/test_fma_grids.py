@@ -9,7 +9,7 @@ import pytest
 from cupyflash.ptxsim import fma
 
 from . import exact
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 
 STEPS, ROWS, COLUMNS, LANES = 3, 3, 4, 1280
 INSTRUCTIONS = {

@@ -5,7 +5,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import OPTIONS, SCHEDULES, launch, poisoned, schedule_name
+from .launching import OPTIONS, SCHEDULES, launch, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES[:2], ids=schedule_name)
 

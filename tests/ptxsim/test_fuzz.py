@@ -18,7 +18,7 @@ from .fuzz.catalogue import FORMS, by_opcode
 from .fuzz.compare import fails, launch_ptx, report, shrunk
 from .fuzz.memory_forms import MemoryForm
 from .fuzz.program import Generator
-from .kernels import poisoned
+from .launching import poisoned
 
 LENGTH = 25
 

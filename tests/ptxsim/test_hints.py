@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from .fuzz.compare import launch_ptx
-from .kernels import poisoned
+from .launching import poisoned
 
 HINTS = [
     *("membar.cta;", "membar.gl;", "membar.sys;", "fence.acq_rel.gpu;", "fence.sc.cta;", "fence.acquire.cluster;"),

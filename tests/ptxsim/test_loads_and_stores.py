@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 from .values import specials
 
 WIDTHS = {

@@ -8,7 +8,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import OPTIONS, launch, poisoned, zeros
+from .launching import OPTIONS, launch, poisoned, zeros
 from .test_tensor_core import mma_source
 
 

@@ -10,7 +10,7 @@ from cupyflash.ptxsim.parse import parse
 from cupyflash.ptxsim.profile.results import COUNTERS
 from cupyflash.ptxsim.profile.static import opcode_key, source_of
 
-from .kernels import SCHEDULES, launch, module, poisoned, zeros
+from .launching import SCHEDULES, launch, module, poisoned, zeros
 from .test_profile import profiled
 
 MIXED = """#line 1 "mixed.cu"

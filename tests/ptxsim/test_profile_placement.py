@@ -7,7 +7,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import OPTIONS, zeros
+from .launching import OPTIONS, zeros
 from .test_profile import STRIDED, profiled
 
 

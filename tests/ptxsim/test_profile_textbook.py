@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .kernels import poisoned, zeros
+from .launching import poisoned, zeros
 from .test_profile import profiled
 
 TRANSPOSE = """

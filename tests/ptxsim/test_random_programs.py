@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cupyflash import ptxsim
 
-from .kernels import OPTIONS, poisoned
+from .launching import OPTIONS, poisoned
 
 THREADS = 72
 VARIABLES = ("a", "b", "c")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cupyflash import ptxsim
 
-from .kernels import OPTIONS, SCHEDULES, launch, module, poisoned, schedule_name
+from .launching import OPTIONS, SCHEDULES, launch, module, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=schedule_name)
 

@@ -8,7 +8,7 @@ import pytest
 from cupyflash import attention
 from cupyflash.ptxsim.machine import Chunk
 
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 
 BLOCKS, THREADS, TAIL = 4, 128, 9
 

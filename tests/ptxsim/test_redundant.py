@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .kernels import zeros
+from .launching import zeros
 from .test_profile import profiled
 
 

@@ -10,7 +10,7 @@ from cupyflash import ptxsim
 from cupyflash.ptxsim.instructions import document
 
 from .fuzz.compare import launch_ptx
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<20>; .reg .f32 %f<20>; .reg .b64 %d<8>; .reg .f64 %g<4>;"
 HEAD = """.version 8.8

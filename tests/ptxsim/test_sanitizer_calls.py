@@ -3,7 +3,7 @@
 import numpy as np
 
 from cupyflash import ptxsim
-from tests.ptxsim import kernels
+from tests.ptxsim import launching
 
 SOURCE = """\
 __device__ __forceinline__ void put(float* p, float v) {
@@ -24,7 +24,7 @@ extern "C" __global__ void k(float* x) {
 
 def test_both_places_with_their_calls():
     with ptxsim.sanitize() as report:
-        kernels.launch(SOURCE, 1, 64, np.zeros(128, np.float32), name="k")
+        launching.launch(SOURCE, 1, 64, np.zeros(128, np.float32), name="k")
     first, second = sorted(report.findings, key=lambda finding: finding.where)
     assert (first.where, first.calls) == ("kernel.cu:11", ())
     assert (first.other, first.other_calls) == ("kernel.cu:2", ("kernel.cu:5", "kernel.cu:10"))
@@ -41,7 +41,7 @@ def test_one_finding_for_each_call():
         put(x + 1);
     }"""
     with ptxsim.sanitize() as report:
-        kernels.launch(source, 1, 32, np.zeros(2, np.float32), name="k")
+        launching.launch(source, 1, 32, np.zeros(2, np.float32), name="k")
     assert [(finding.where, finding.calls) for finding in report.findings] == [
         ("kernel.cu:1", ("kernel.cu:3",)),
         ("kernel.cu:1", ("kernel.cu:4",)),

@@ -5,7 +5,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 from .sanitized import assert_found, findings
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)

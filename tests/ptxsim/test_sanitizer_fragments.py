@@ -5,7 +5,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import SCHEDULES, schedule_name
+from .launching import SCHEDULES, schedule_name
 from .sanitized import check, findings, line
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .kernels import SCHEDULES, launch, schedule_name
+from .launching import SCHEDULES, launch, schedule_name
 from .sanitized import check, findings, line
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)

@@ -7,7 +7,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import SCHEDULES, launch, schedule_name
+from .launching import SCHEDULES, launch, schedule_name
 from .sanitized import check, findings, line
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)

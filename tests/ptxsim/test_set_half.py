@@ -6,7 +6,7 @@ import pytest
 
 from . import exact
 from .instructions import Instruction, InstructionTable
-from .kernels import launch, poisoned
+from .launching import launch, poisoned
 from .test_compare import float_comparisons
 
 

@@ -11,7 +11,7 @@ import pytest
 from cupyflash import ptxsim
 from cupyflash.ptxsim.settings import ARCHITECTURES, MMA_MODELS, SCHEDULES, Settings
 
-from .kernels import OPTIONS, launch, poisoned
+from .launching import OPTIONS, launch, poisoned
 
 ARCH = 'extern "C" __global__ void arch(int* out) { out[threadIdx.x] = __CUDA_ARCH__; }'
 

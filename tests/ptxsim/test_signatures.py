@@ -10,7 +10,7 @@ import pytest
 from cupyflash import ptxsim
 from cupyflash.ptxsim.profile.results import COUNTERS, DERIVED
 
-from .kernels import poisoned
+from .launching import poisoned
 
 SOURCE = """
 extern "C" __global__ void twice(const float* x, float* out) {

@@ -6,7 +6,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 from .test_tensor_core import a_position, b_position, pack, unpack_accumulator
 
 # One warp per 16 rows, all 64 columns; A (m, k) row-major, B (k, 64) row-major read with .trans, k in steps of 32.

@@ -7,7 +7,7 @@ import pytest
 from cupyflash.ptxsim.tensor_models import multiply_add
 
 from . import block_fma
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 from .test_tensor_core import DTYPES, a_position, b_position, multiply, pack, unpack_accumulator
 
 TRUNCATING = tuple(block_fma.TRUNCATIONS)

@@ -6,7 +6,7 @@ import pytest
 from cupyflash import ptxsim
 
 from . import block_fma
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 from .test_tensor_core import a_position, b_position, c_position, pack
 from .test_tensor_models import expected, finite_bits
 

@@ -9,7 +9,7 @@ from cupyflash import ptxsim
 
 from . import exact
 from .instructions import Instruction, InstructionTable
-from .kernels import SCHEDULES, schedule_name
+from .launching import SCHEDULES, schedule_name
 from .test_approximations import (
     ARGUMENTS,
     EXACT_POINTS,

@@ -6,7 +6,7 @@ import operator
 import numpy as np
 import pytest
 
-from .kernels import SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
 MODES = ("up", "down", "bfly", "idx")

@@ -9,7 +9,7 @@ import pytest
 from cupyflash import attention, ptxsim
 from cupyflash.ptxsim import workers
 
-from .kernels import launch, module, poisoned
+from .launching import launch, module, poisoned
 
 pytestmark = pytest.mark.skipif(not workers.AVAILABLE, reason="worker processes need Linux")
 
