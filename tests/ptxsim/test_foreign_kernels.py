@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from cupyflash import ptxsim
-
-from .launching import OPTIONS, SCHEDULES, launch, poisoned, schedule_name
+from .launching import SCHEDULES, launch, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES[:2], ids=schedule_name)
 
@@ -50,36 +48,6 @@ def test_matrix_product_by_register_tiles():
 
 
 @every_schedule
-def test_reduction_as_a_template(settings):
-    source = """
-    template <typename T, int BLOCK> __global__ void reduce(const T* x, T* out, int n) {
-      __shared__ T box[BLOCK];
-      T sum = 0;
-      for (int i = blockIdx.x * BLOCK * 2 + threadIdx.x; i < n; i += BLOCK * 2 * gridDim.x)
-        sum += x[i] + (i + BLOCK < n ? x[i + BLOCK] : T(0));
-      box[threadIdx.x] = sum;
-      __syncthreads();
-      if (BLOCK >= 128) { if (threadIdx.x < 64) box[threadIdx.x] += box[threadIdx.x + 64]; __syncthreads(); }
-      if (threadIdx.x < 32) {
-        sum = box[threadIdx.x] + box[threadIdx.x + 32];
-        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
-        if (threadIdx.x == 0) out[blockIdx.x] = sum;
-      }
-    }"""
-    names = ("reduce<double, 128>", "reduce<int, 64>")
-    module = ptxsim.RawModule(code=source, options=OPTIONS, name_expressions=names)
-    rng = np.random.default_rng(4)
-    for name, block, x in (
-        (names[0], 128, rng.integers(-9, 9, 1000).astype(np.float64)),
-        (names[1], 64, rng.integers(-9, 9, 777).astype(np.int32)),
-    ):
-        out = np.zeros(3, x.dtype)
-        with ptxsim.settings(**settings):
-            module.get_function(name)((3,), (block,), (x, out, np.int32(x.size)))
-        assert out.sum() == x.sum()
-
-
-@every_schedule
 def test_prefix_sums_by_shuffles(settings):
     """Inclusive sums: of a warp by shuffles, of the warps' totals by the first of them."""
     source = """
@@ -107,40 +75,6 @@ def test_prefix_sums_by_shuffles(settings):
     x, out = np.random.default_rng(5).integers(0, 2**32, 301, dtype=np.uint32), poisoned(301, np.uint32)
     launch(source, 1, 320, x, out, np.int32(301), **settings)
     np.testing.assert_array_equal(out, np.cumsum(x, dtype=np.uint32))
-
-
-@every_schedule
-def test_the_last_block_adds_up(settings):
-    """Each block leaves its sum and takes a ticket; who draws the last one adds them in order."""
-    source = """
-    __device__ unsigned tickets = 0;
-    extern "C" __global__ void total(const float* x, volatile float* partial, float* out, int n) {
-      __shared__ float box[64];
-      __shared__ bool last;
-      float sum = 0.0f;
-      for (int i = blockIdx.x * 64 + threadIdx.x; i < n; i += gridDim.x * 64) sum += x[i];
-      box[threadIdx.x] = sum;
-      for (int half = 32; half; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) box[threadIdx.x] += box[threadIdx.x + half];
-      }
-      if (threadIdx.x == 0) {
-        partial[blockIdx.x] = box[0];
-        __threadfence();
-        last = atomicInc(&tickets, gridDim.x - 1) == gridDim.x - 1;
-      }
-      __syncthreads();
-      if (last && threadIdx.x == 0) {
-        sum = 0.0f;
-        for (int b = 0; b < gridDim.x; ++b) sum += partial[b];
-        *out = sum;
-      }
-    }"""
-    x = np.random.default_rng(6).integers(-99, 99, 1000).astype(np.float32)
-    for _ in range(2):  # the tickets wrap around to where they began
-        out = poisoned(1, np.float32)
-        launch(source, 5, 64, x, poisoned(5, np.float32), out, np.int32(1000), **settings)
-        assert out[0] == x.sum()
 
 
 @every_schedule

@@ -53,31 +53,6 @@ def test_tiled_matmul(m, n, k, settings):
 
 
 @every_schedule
-def test_block_reduction_with_shuffles(settings):
-    source = """
-    __device__ float warp_sum(float v) {
-      for (int offset = 16; offset > 0; offset /= 2) v += __shfl_down_sync(0xffffffffu, v, offset);
-      return v;
-    }
-    extern "C" __global__ void row_sums(const float* x, float* out, int n) {
-      __shared__ float partial[32];
-      float sum = 0.0f;
-      for (int j = threadIdx.x; j < n; j += blockDim.x) sum += x[blockIdx.x * (long long)n + j];
-      sum = warp_sum(sum);
-      if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-      __syncthreads();
-      if (threadIdx.x < 32) {
-        sum = warp_sum(threadIdx.x < blockDim.x / 32 ? partial[threadIdx.x] : 0.0f);
-        if (threadIdx.x == 0) out[blockIdx.x] = sum;
-      }
-    }"""
-    x, out = normal(7, 777), poisoned(7, np.float32)
-    launch(source, 7, 160, x, out, np.int32(777), **settings)
-    bound = 30 * 2.0**-24 * abs(x).astype(float).sum(1)
-    assert (abs(out - x.astype(float).sum(1)) <= bound).all()
-
-
-@every_schedule
 def test_transpose_through_a_padded_tile(settings):
     source = """
     extern "C" __global__ void transpose(const double* x, double* out, int rows, int columns) {
