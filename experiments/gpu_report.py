@@ -49,6 +49,7 @@ def report_steps(folder: Path) -> list[Step]:
         step(60, "decode", "decode"),
         *speeds[2:],
         step(60, "memory", "memory"),
+        step(30, "launches", "launches"),
         Step("figures", ("-m", "experiments.gpu.figures", str(folder)), 30),
         step(300, "suite", "tests_rest", "rest"),
     ]

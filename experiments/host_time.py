@@ -2,8 +2,8 @@
 
 CPU time of calls with CuPy arrays, the least of several rounds. No GPU is needed: the arrays are real, the memory
 behind them is not, and allocations, kernels and the device are replaced by what does nothing. On a GPU, CuPy's own work
-comes on top for each kernel and each allocation, some microseconds. float16; decoding has one query for each of 32
-heads, over 8 heads of keys.
+comes on top for each kernel and each allocation, some microseconds; ``experiments.gpu.launches`` measures it there.
+float16; decoding has one query for each of 32 heads, over 8 heads of keys.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class EmptyGpu:
             yield
 
 
-def calls(gpu: EmptyGpu) -> dict[tuple[str, str], Callable[[], Any]]:
-    """(function, what is particular) -> call."""
-    q, k, v = gpu.array(2, 32, 1, 128), gpu.array(2, 8, 4096, 128), gpu.array(2, 8, 4096, 128)
-    out = gpu.array(2, 32, 1, 128)
-    x = gpu.array(2, 8, 512, 64)
-    lse, slopes = gpu.array(2, 8, 512, dtype="float32"), gpu.array(8, dtype="float32")
-    bias, table = gpu.array(8, 512, 512), gpu.array(1023, dtype="float32")
-    odd = gpu.array(2, 8, 512, 99)[..., 1:]
+def calls(array: Callable[..., Any]) -> dict[tuple[str, str], Callable[[], Any]]:
+    """(function, what is particular) -> call; ``array(*shape, dtype="float16")`` makes its arrays."""
+    q, k, v = array(2, 32, 1, 128), array(2, 8, 4096, 128), array(2, 8, 4096, 128)
+    out = array(2, 32, 1, 128)
+    x = array(2, 8, 512, 64)
+    lse, slopes = array(2, 8, 512, dtype="float32"), array(8, dtype="float32")
+    bias, table = array(8, 512, 512), array(1023, dtype="float32")
+    odd = array(2, 8, 512, 99)[..., 1:]
     causal = {"causal": True, "align": "bottom-right"}
     options = {"bias": bias, "alibi_slopes": slopes}
     expression = {"score_mod": "score + table[i - j + 511]", "aux": {"table": table}}
@@ -114,7 +114,7 @@ def measure(times: int, rounds: int) -> list[Row]:
     gpu = EmptyGpu()
     rows = []
     with gpu.in_use():
-        for (function, what), call in tqdm(calls(gpu).items(), unit="call"):
+        for (function, what), call in tqdm(calls(gpu.array).items(), unit="call"):
             call()
             gpu.launches = 0
             call()

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from experiments import gpu_report, record
-from experiments.gpu import card, decode, figures, hardware, memory, speed, steps, suite, tables
+from experiments.gpu import card, decode, figures, hardware, launches, memory, speed, steps, suite, tables
 from experiments.gpu.contenders import OURS
 from experiments.gpu.problems import BACKWARD, FORWARD, Shape
 from experiments.gpu.steps import DONE, FAILED, NOT_BEGUN, OUT_OF_TIME, Ended, Step
@@ -200,6 +200,7 @@ COMMANDS = [
     (speed.main, [FORWARD]),
     (decode.main, []),
     (memory.main, []),
+    (launches.main, []),
 ]
 
 
@@ -321,7 +322,7 @@ def test_a_damaged_table_of_steps_is_as_none(with_card, tmp_path):
 def test_every_step_is_a_command_that_its_module_takes(monkeypatch, without_gpu, capsys):
     """Arguments that it does not know would end it with a message of its own."""
     mains = {"hardware": hardware.main, "suite": suite.main, "speed": speed.main, "decode": decode.main,
-             "memory": memory.main, "figures": figures.main}  # fmt: skip
+             "memory": memory.main, "launches": launches.main, "figures": figures.main}  # fmt: skip
     for step in gpu_report.report_steps(steps.ROOT / "nowhere"):
         flag, module, *arguments = step.arguments
         assert flag == "-m" and mains[module.rpartition(".")[2]](arguments) in (1, tables.NO_GPU)

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments.gpu import decode, memory, problems, speed, stopwatch
+from experiments.gpu import decode, launches, memory, problems, speed, stopwatch
 from experiments.gpu.contenders import OURS, Contender
 from experiments.gpu.problems import BACKWARD, FORWARD, Shape
 from experiments.gpu.speed import MATMUL
@@ -303,3 +303,55 @@ def test_memory_of_calls(monkeypatch):
     monkeypatch.setattr(memory, "TOO_SLOW", -1)
     rows = [row for found in memory.measure(cupy, "float16", (64, 128)) for row in found]
     assert [row["error"] for row in rows] == [""] * 2 + ["left out: too slow for shorter sequences"] * 2
+
+
+class Queue:
+    """A GPU that works for 5 us on what costs the host 3 us to launch; `now` is its clock."""
+
+    def __init__(self):
+        self.now = self.busy_until = 0.0
+        self.launched = 0
+
+    def launch(self):
+        self.launched += 1
+        self.now += 3e-6
+        self.busy_until = max(self.now, self.busy_until) + 5e-6
+
+    def synchronize(self):
+        self.now = max(self.now, self.busy_until)
+
+
+def test_host_time_of_calls(monkeypatch):
+    queue = Queue()
+    monkeypatch.setattr(launches, "time", types.SimpleNamespace(perf_counter=lambda: queue.now))
+    returned, done = launches.host_microseconds(queue.launch, queue.synchronize, 10, 2)
+    assert (returned, done) == (pytest.approx(3), pytest.approx((3 + 10 * 5) / 10))
+    assert queue.launched == 21
+
+
+def test_rows_of_launches(monkeypatch):
+    queue = Queue()
+    cupy = types.SimpleNamespace(asarray=lambda host: host, cuda=types.SimpleNamespace(Device=lambda: queue))
+    monkeypatch.setattr(launches, "time", types.SimpleNamespace(perf_counter=lambda: queue.now))
+
+    def none(problem, direction):
+        raise ValueError("no kernel")
+
+    def prepared(problem, direction):
+        assert problem.arrays[0].shape[1] == problem.shape.heads
+        return queue.launch
+
+    found = {OURS: Contender(prepared), "none": Contender(none)}
+    monkeypatch.setattr(launches, "contenders", lambda: found)
+    monkeypatch.setattr(launches.host_time, "calls", lambda array: {
+        (launches.host_time.FORWARD, "decoding"): queue.launch, (launches.host_time.BACKWARD, "causal"): queue.launch,
+    })  # fmt: skip
+    rows = [row for group in launches.measure(cupy, "float16", 4, 1) for row in group]
+    assert [(row["what"], row["direction"], row["call"]) for row in rows] == [
+        (OURS, FORWARD, "decoding"), (OURS, BACKWARD, "causal"),
+        (OURS, FORWARD, "beside others"), ("none", FORWARD, "beside others"),
+        (OURS, BACKWARD, "beside others"), ("none", BACKWARD, "beside others"),
+    ]  # fmt: skip
+    assert {row["error"] for row in rows if row["what"] == "none"} == {"ValueError: no kernel"}
+    assert all(row["least_us"] == pytest.approx(3) for row in rows if row["what"] == OURS)
+    assert launches.summary(rows).splitlines()[0] == f"forward, decoding, {OURS}: 3 us on the host, 6 us in all"
