@@ -164,12 +164,12 @@ def _issue(t, i):
 
 
 def vprintf(t, i, types):
-    format_, arguments = (o.offset for o in i.operands)
+    format_, arguments = (t.program.places[o] for o in i.operands)
     t.line(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})")
 
 
 def assertfail(t, i, types):
-    text, _, line, *_ = (o.offset for o in i.operands)
+    text, _, line, *_ = (t.program.places[o] for o in i.operands)
     t.line(f"assertfail(x, {t.mask()}, {text}, {line}, {t.site(i)})")
 
 

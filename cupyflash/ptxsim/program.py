@@ -41,22 +41,29 @@ class Program:
 
     def lay_out(self):
         parameters = self.function.parameters
+        self.places = {p: p.offset for p in parameters}  # variable -> offset in its state space, for this kernel
         self.parameter_bytes = max((p.offset + p.size for p in parameters), default=0)
         everything = [*self.module.parsed.variables.values(), *self.function.variables]
         used = _variables_used(self.function)
         placed = [v for v in everything if v in used or v.space == "const"]
-        self.shared_bytes = _place([v for v in placed if v.space == "shared" and not v.extern])
-        self.local_bytes = _place([v for v in placed if v.space in ("local", "param") and v not in parameters])
+        self.shared_bytes = self.place(v for v in placed if v.space == "shared" and not v.extern)
+        self.local_bytes = self.place(v for v in placed if v.space in ("local", "param") and v not in parameters)
         constants = [v for v in placed if v.space == "const"]
-        self.constant_data = bytearray(_place(constants))
+        self.constant_data = bytearray(self.place(constants))
         for v in constants:
             if v.data:
-                self.constant_data[v.offset : v.offset + v.size] = v.data
-        for v in placed:
-            if v.extern and v.space == "shared":  # dynamic shared memory begins after the static part
-                v.offset = -(-self.shared_bytes // v.align) * v.align
-        dynamic = [v.offset for v in placed if v.extern and v.space == "shared"]
-        self.shared_bytes = max([self.shared_bytes, *dynamic])
+                self.constant_data[self.places[v] : self.places[v] + v.size] = v.data
+        dynamic = [v for v in placed if v.extern and v.space == "shared"]  # begins after the static part
+        self.places |= {v: -(-self.shared_bytes // v.align) * v.align for v in dynamic}
+        self.shared_bytes = max([self.shared_bytes, *(self.places[v] for v in dynamic)])
+
+    def place(self, variables):
+        """Give variables of one space their places, one after another; returns the bytes that they take."""
+        end = 0
+        for v in variables:
+            self.places[v] = -(-end // v.align) * v.align
+            end = self.places[v] + v.size
+        return end
 
     def is_parameter(self, variable):
         """Whether a variable is one of the kernel's own parameters."""
@@ -93,14 +100,6 @@ def _variables_used(function):
             if isinstance(base, Variable):
                 found.add(base)
     return found
-
-
-def _place(variables):
-    end = 0
-    for v in variables:
-        v.offset = -(-end // v.align) * v.align
-        end = v.offset + v.size
-    return end
 
 
 _KEEPS = {"mov", "selp", "min", "max", "neg", "abs"}

@@ -19,7 +19,7 @@ class Register:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Variable:
-    """A named piece of memory. `offset` is its place in its state space, filled in by layout."""
+    """A named piece of memory. `offset`: of a kernel's parameter, among all of them."""
 
     name: str
     space: str

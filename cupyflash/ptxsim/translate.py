@@ -207,7 +207,7 @@ class BlockTranslator:
         if isinstance(base, Variable):
             if base.space == "global":
                 return self.let(f"x.variable_address({base.name!r}, {offset})", kind)
-            name = self.constant(base.offset + offset, kind)
+            name = self.constant(self.program.places[base] + offset, kind)
             self.kinds[name] = kind
             return name
         if base is None:

@@ -37,6 +37,26 @@ def test_static_and_dynamic_shared_memory_are_apart(settings):
         np.testing.assert_array_equal(out[block], expected)
 
 
+def test_kernels_that_share_a_name_of_dynamic_shared_memory():
+    """It begins behind the static part of each kernel, also where both kernels are made before either runs."""
+    source = """
+    extern __shared__ int dynamic[];
+    extern "C" __global__ void behind(int* x) {
+        __shared__ int first[32];
+        int t = threadIdx.x;
+        first[t] = x[t];
+        dynamic[t] = -1;
+        __syncthreads();
+        x[t] = first[t ^ 1];
+    }
+    extern "C" __global__ void alone(int* x) { dynamic[threadIdx.x] = x[threadIdx.x]; x[0] = dynamic[0]; }
+    """
+    kernels = [module(source).get_function(name) for name in ("behind", "alone")]
+    x = np.arange(32, dtype=np.int32)
+    kernels[0]((1,), (32,), (x,), shared_mem=128)
+    np.testing.assert_array_equal(x, np.arange(32) ^ 1)
+
+
 def test_shared_memory_holds_other_bytes_in_each_block():
     """The same shared address in blocks that run side by side keeps each block's own value."""
     source = """
