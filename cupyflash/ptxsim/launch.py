@@ -31,7 +31,7 @@ class Launch:
         self.threads = block[0] * block[1] * block[2]
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)
-        self.const = _filled("const", bytes(program.constant_data))
+        self.const = _filled("const", program.module.constant_memory)
         self.arrays = arrays | program.module.memory
         self.global_ = GlobalMemory([_extent(a) for a in self.arrays.values() if a.size])
         self.checker = None if report is None else Checker(report, self)

@@ -8,7 +8,7 @@ from .flow import basic_blocks, bits, in_loop, leave_at_branches, results, sourc
 from .inline import inline_calls
 from .isa import check_support, types_of
 from .shadow import may_be_undefined
-from .syntax import Address, Memory, Special, Variable
+from .syntax import Address, Memory, Special, Variable, place
 from .translate import BlockTranslator, Constants
 from .workers import communicates
 
@@ -41,29 +41,18 @@ class Program:
 
     def lay_out(self):
         parameters = self.function.parameters
-        self.places = {p: p.offset for p in parameters}  # variable -> offset in its state space, for this kernel
         self.parameter_bytes = max((p.offset + p.size for p in parameters), default=0)
-        everything = [*self.module.parsed.variables.values(), *self.function.variables]
         used = _variables_used(self.function)
-        placed = [v for v in everything if v in used or v.space == "const"]
-        self.shared_bytes = self.place(v for v in placed if v.space == "shared" and not v.extern)
-        self.local_bytes = self.place(v for v in placed if v.space in ("local", "param") and v not in parameters)
-        constants = [v for v in placed if v.space == "const"]
-        self.constant_data = bytearray(self.place(constants))
-        for v in constants:
-            if v.data:
-                self.constant_data[self.places[v] : self.places[v] + v.size] = v.data
+        placed = [v for v in (*self.module.parsed.variables.values(), *self.function.variables) if v in used]
+        # Variable -> offset in its state space, for this kernel.
+        self.places = {p: p.offset for p in parameters} | self.module.constants
+        self.shared_bytes = place((v for v in placed if v.space == "shared" and not v.extern), self.places)
+        self.local_bytes = place(
+            (v for v in placed if v.space in ("local", "param") and v not in parameters), self.places
+        )
         dynamic = [v for v in placed if v.extern and v.space == "shared"]  # begins after the static part
         self.places |= {v: -(-self.shared_bytes // v.align) * v.align for v in dynamic}
         self.shared_bytes = max([self.shared_bytes, *(self.places[v] for v in dynamic)])
-
-    def place(self, variables):
-        """Give variables of one space their places, one after another; returns the bytes that they take."""
-        end = 0
-        for v in variables:
-            self.places[v] = -(-end // v.align) * v.align
-            end = self.places[v] + v.size
-        return end
 
     def is_parameter(self, variable):
         """Whether a variable is one of the kernel's own parameters."""

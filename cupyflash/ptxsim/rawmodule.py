@@ -1,15 +1,11 @@
 """RawModule and RawKernel: CUDA C++ source whose kernels run on NumPy arrays, with CuPy's signatures."""
 
-import re
 import threading
 
-import numpy as np
-
-from . import parse
 from .compile import compile_module
 from .kernel import Kernel
-from .memory import zeros_at
-from .program import Program
+from .loaded import LoadedModule
+from .parse import parse
 from .settings import current
 
 
@@ -76,18 +72,21 @@ class RawModule:
         return Kernel(self, name)
 
     def get_global(self, name):
-        """The bytes of a `__device__` variable, as a NumPy array that shares them.
+        """The bytes of a `__device__` or `__constant__` variable, as a NumPy array that shares them.
 
-        Raises ValueError for an unknown name, and for a `__constant__` variable.
+        What is written to it is there in the next launch; `numpy.ndarray(shape, dtype, array)` gives it a shape and a
+        type, as `cupy.ndarray` does to CuPy's. Each architecture of the settings has its own variables, like each GPU.
+        Raises ValueError for an unknown name.
+
+        >>> source = '''__constant__ float weights[4];
+        ... extern "C" __global__ void weigh(float* x) { x[threadIdx.x] *= weights[threadIdx.x]; }'''
+        >>> module, x = RawModule(code=source), np.ones(4, np.float32)
+        >>> np.ndarray(4, np.float32, module.get_global("weights"))[:] = [1, 2, 3, 4]
+        >>> module.get_function("weigh")((1,), (4,), (x,))
+        >>> x
+        array([1., 2., 3., 4.], dtype=float32)
         """
-        loaded = self._load(current().arch)
-        name = loaded.lowered.get(name, name)
-        if name not in loaded.memory:
-            declared = loaded.parsed.variables.get(name)
-            if declared is not None and declared.space == "const":
-                raise ValueError(f"global {name!r}: is a __constant__ variable, only __device__ ones can be had")
-            raise ValueError(f"no global {name!r} in this module; it has {', '.join(loaded.memory) or 'none'}")
-        return loaded.memory[name]
+        return self._load(current().arch).variable(name)
 
     @property
     def kernels(self):
@@ -98,7 +97,7 @@ class RawModule:
         with self._lock:
             if arch not in self._loaded:
                 ptx, lowered = compile_module(self.code, self.options, arch, self.name_expressions)
-                self._loaded[arch] = LoadedModule(self, parse.parse(ptx), lowered, arch)
+                self._loaded[arch] = LoadedModule(self, parse(ptx), lowered, arch)
             return self._loaded[arch]
 
 
@@ -115,46 +114,6 @@ def _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jiti
         )
     if jitify:
         raise ValueError("jitify: must be False; CUB, Thrust and libcu++ are found without it")
-
-
-class LoadedModule:
-    """A parsed module with its module-scope variables in memory."""
-
-    def __init__(self, raw, parsed, lowered, arch):
-        self.raw, self.parsed, self.lowered, self.arch = raw, parsed, lowered, arch
-        self.memory, self.addresses = {}, {}
-        for variable in parsed.variables.values():
-            if variable.space == "global":
-                self.memory[variable.name] = array = zeros_at(max(variable.align, 16), max(variable.size, 1))
-                array[: variable.size] = np.frombuffer(variable.data, np.uint8) if variable.data else 0
-                self.addresses[variable.name] = array.ctypes.data
-        self.programs = {}
-        self.titles = {name: expression for expression, name in lowered.items()}
-
-    @property
-    def kernels(self):
-        """Names of the kernels, template instances by their name expressions."""
-        return [self.titles.get(f.name, f.name) for f in self.parsed.functions.values() if f.entry]
-
-    def program(self, name, profiled=False, sanitized=False):
-        """The executable form of a kernel, with or without counters and checks."""
-        key = (name, profiled, sanitized)
-        if key not in self.programs:
-            function = self.parsed.functions.get(self.lowered.get(name, name))
-            if function is None or not function.entry:
-                known = ", ".join(self.kernels) or "none"
-                raise ValueError(f"no kernel {name!r} in this module; it has {known}{self.hint(name)}")
-            title = self.titles.get(function.name, function.name)
-            self.programs[key] = Program(self, title, function, profiled, sanitized)
-        return self.programs[key]
-
-    def hint(self, name):
-        """How a function that the source has becomes a kernel of the module."""
-        if any(known.startswith(f"{name}<") for known in self.titles.values()):
-            return ""
-        if not re.search(rf"\b{re.escape(name)}\b", self.raw.code):
-            return ""
-        return f'; a C++ function needs extern "C" or name_expressions=({name!r},), a template such as {name}<float>'
 
 
 class RawKernel(Kernel):

@@ -31,6 +31,15 @@ class Variable:
     extern: bool = False
 
 
+def place(variables, places):
+    """Give variables of one space their places, one after another; returns the bytes that they take."""
+    end = 0
+    for v in variables:
+        places[v] = -(-end // v.align) * v.align
+        end = places[v] + v.size
+    return end
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
     """`base + offset`, base a Register, a Variable or None."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupyflash import ptxsim
 from cupyflash.ptxsim import parse
-from cupyflash.ptxsim.rawmodule import LoadedModule
+from cupyflash.ptxsim.loaded import LoadedModule
 
 
 class FakeArray:

@@ -78,10 +78,8 @@ def test_unknown_globals_list_the_known_ones():
     __constant__ int fixed = 3;
     extern "C" __global__ void both(int* out) { out[0] = counter + fixed; }"""
     assert module(source).get_global("counter").view(np.int32) == 40
-    with pytest.raises(ValueError, match=r"'c'.*counter"):
+    with pytest.raises(ValueError, match=r"'c'.*counter, fixed"):
         module(source).get_global("c")
-    with pytest.raises(ValueError, match=r"'fixed'.*__constant__"):
-        module(source).get_global("fixed")
     with pytest.raises(ValueError, match=r"'c'.*none"):
         module(FILL).get_global("c")
 

@@ -5,7 +5,7 @@ import pytest
 
 from cupyflash import ptxsim
 
-from .launching import OPTIONS, SCHEDULES, launch, module, poisoned, schedule_name
+from .launching import SCHEDULES, launch, module, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
 
@@ -124,19 +124,6 @@ def test_constant_memory_and_module_variables():
     )
     steps = np.array([[1, 2], [3, 4], [-5, -6]])
     np.testing.assert_array_equal(more, steps[i % 3, i % 2] + 40 + np.array([1, 3, 0, 0])[i % 4])
-
-
-def test_module_variables_keep_their_value_between_launches_of_one_module():
-    source = """
-    __device__ int total;
-    extern "C" __global__ void accumulate(int* out) { total += threadIdx.x == 0 ? 5 : 0; out[0] = total; }"""
-    fresh = ptxsim.RawModule(code=source, options=OPTIONS)
-    out = poisoned(1, np.int32)
-    for launches in (1, 2, 3):
-        fresh.get_function("accumulate")((1,), (1,), (out,))
-        assert out[0] == 5 * launches
-    ptxsim.RawModule(code=source, options=OPTIONS).get_function("accumulate")((1,), (1,), (out,))
-    assert out[0] == 5
 
 
 def test_generic_pointers_reach_the_space_they_came_from():

@@ -4,7 +4,8 @@ import numpy as np
 
 from cupyflash import ptxsim
 from cupyflash.ptxsim import parse
-from cupyflash.ptxsim.rawmodule import Kernel, LoadedModule
+from cupyflash.ptxsim.kernel import Kernel
+from cupyflash.ptxsim.loaded import LoadedModule
 
 from .interpreter import run
 from .memory_forms import SLOT
