@@ -78,6 +78,7 @@ class RawModule:
         type, as `cupy.ndarray` does to CuPy's. Each architecture of the settings has its own variables, like each GPU.
         Raises ValueError for an unknown name.
 
+        >>> import numpy as np
         >>> source = '''__constant__ float weights[4];
         ... extern "C" __global__ void weigh(float* x) { x[threadIdx.x] *= weights[threadIdx.x]; }'''
         >>> module, x = RawModule(code=source), np.ones(4, np.float32)
@@ -121,6 +122,7 @@ class RawKernel(Kernel):
 
     The choices are those of `cupy.RawKernel`, and refused as `RawModule` refuses them.
 
+    >>> import numpy as np
     >>> kernel = RawKernel('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }', "twice")
     >>> x = np.arange(4, dtype=np.float32)
     >>> kernel((1,), (4,), (x,))
