@@ -12,7 +12,7 @@ def packed(program, args):
         raise ValueError(f"args: {len(args)} arguments, {program.name} takes {len(parameters)}")
     data = bytearray(program.parameter_bytes)
     for number, (value, parameter) in enumerate(zip(args, parameters, strict=True)):
-        bits = _bytes_of(number, value)
+        bits = _bytes_of(number, value, parameter)
         if len(bits) != parameter.size:
             wanted = f"{program.name} takes {parameter.size} there"
             raise TypeError(f"args[{number}]: {type(value).__name__} has {len(bits)} bytes, {wanted}")
@@ -25,10 +25,12 @@ def check_byte_order(name, value):
         raise TypeError(f"{name}: dtype {value.dtype} is not in this machine's byte order")
 
 
-def _bytes_of(number, value):
+def _bytes_of(number, value, parameter):
     if isinstance(value, np.ndarray | np.generic):
         check_byte_order(f"args[{number}]", value)
     if isinstance(value, np.ndarray):
+        if value.size == 1 and not _may_be_pointer(parameter):
+            return value.tobytes()
         return value.__array_interface__["data"][0].to_bytes(8, "little")
     if value is None:
         return bytes(8)
@@ -45,3 +47,8 @@ def _bytes_of(number, value):
     raise TypeError(
         f"args[{number}]: {type(value).__name__}, must be a numpy array or scalar, int, float, complex, bool or None"
     )
+
+
+def _may_be_pointer(parameter):
+    """Structures are declared as so many bytes, `.b8 name[size]`, everything else by its type."""
+    return parameter.size == 8 and parameter.type != "b8"

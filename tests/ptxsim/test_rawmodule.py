@@ -100,6 +100,36 @@ def test_arguments_of_every_kind():
         np.testing.assert_array_equal(out, [*expected, -1 if maybe is None else 9.5])
 
 
+STRUCTURES = """
+struct Small { float scale; int shift; };
+struct Large { short tag; double matrix[2][3]; Small inner[2]; const float* data; };
+extern "C" __global__ void structures(double* out, Small small, Large large, float f) {
+  int t = threadIdx.x;
+  Small inner = large.inner[t % 2];
+  out[t] = large.tag + large.matrix[t % 2][t % 3] * small.scale + small.shift + inner.scale * inner.shift * f;
+  if (large.data) out[t] += large.data[t];
+}"""
+SMALL = np.dtype([("scale", "f4"), ("shift", "i4")], align=True)
+LARGE = np.dtype(
+    [("tag", "i2"), ("matrix", "f8", (2, 3)), ("inner", SMALL, 2), ("data", np.uint64)],
+    align=True,
+)
+
+
+@pytest.mark.parametrize("form", [lambda x: x[()], lambda x: x, lambda x: x.reshape(1, 1)])
+def test_structures_by_value(form):
+    """As scalars of a structured dtype, or as arrays of one element: `Small` has the size of a pointer."""
+    random, t = np.random.default_rng(), np.arange(32)
+    small, large, data = np.zeros((), SMALL), np.zeros((), LARGE), random.integers(0, 99, 32).astype(np.float32)
+    small["scale"], small["shift"], large["tag"], large["data"] = 0.5, -7, 123, data.ctypes.data
+    large["matrix"], large["inner"]["scale"], large["inner"]["shift"] = random.normal(size=(2, 3)), [2, -4], [3, 5]
+    out = poisoned(32, np.float64)
+    with ptxsim.device_memory(data):
+        launch(STRUCTURES, 1, 32, out, form(small), form(large), form(np.asarray(np.float32(0.25))))
+    expected = 123 + large["matrix"][t % 2, t % 3] * 0.5 - 7 + np.array([1.5, -5])[t % 2] + data
+    np.testing.assert_array_equal(out, expected)
+
+
 VIEWS = {
     "offset": lambda x: x[2:, 3:],
     "reversed": lambda x: x[::-1, ::-1],
