@@ -61,7 +61,7 @@ class LoadedModule:
 
     def hint(self, name):
         """How a function that the source has becomes a kernel of the module."""
-        if any(known.startswith(f"{name}<") for known in self.titles.values()):
+        if self.raw.code is None or any(known.startswith(f"{name}<") for known in self.titles.values()):
             return ""
         if not re.search(rf"\b{re.escape(name)}\b", self.raw.code):
             return ""

@@ -1,4 +1,4 @@
-"""RawModule and RawKernel: CUDA C++ source whose kernels run on NumPy arrays, with CuPy's signatures."""
+"""RawModule and RawKernel: CUDA C++ or PTX whose kernels run on NumPy arrays, with CuPy's signatures."""
 
 import threading
 
@@ -6,11 +6,12 @@ from .compile import compile_module
 from .kernel import Kernel
 from .loaded import LoadedModule
 from .parse import parse
+from .ptx_file import check_target, read_ptx
 from .settings import current
 
 
 class RawModule:
-    """CUDA C++ source, compiled to PTX by NVRTC for the architecture of the settings in force.
+    """CUDA C++ source, compiled to PTX by NVRTC for the architecture of the settings in force, or a PTX file.
 
     A launch under other settings compiles again.
 
@@ -18,11 +19,14 @@ class RawModule:
     ----------
     code : str
         CUDA C++ source.
+    path : str
+        In place of `code`: a file of PTX, which is run as it is. A cubin or fatbin is refused.
     options : tuple of str
-        NVRTC options; the ones that CuPy adds are added here too, and its headers are found: see `compile_ptx`.
+        NVRTC options; the ones that CuPy adds are added here too, and its headers are found: see `compile_ptx`. Without
+        meaning for a file.
     name_expressions : sequence of str, optional
         Names of template instances, to be asked for by `get_function` in exactly this spelling.
-    path, backend, translate_cucomplex, enable_cooperative_groups, jitify
+    backend, translate_cucomplex, enable_cooperative_groups, jitify
         As `cupy.RawModule` has them, with CuPy's default only.
 
     Raises
@@ -30,10 +34,14 @@ class RawModule:
     CompileError
         With NVRTC's log.
     ValueError
-        For a choice of CuPy's that is not possible here, with the reason.
+        For a choice of CuPy's that is not possible here, with the reason, and for PTX that the architecture cannot run.
+    TypeError
+        Unless exactly one of `code` and `path` is given.
     """
 
-    __slots__ = ("_arch", "_loaded", "_lock", "code", "dynamic_limits", "name_expressions", "options")
+    __slots__ = (
+        "_arch", "_loaded", "_lock", "_ptx", "code", "dynamic_limits", "file_path", "name_expressions", "options",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,16 +55,21 @@ class RawModule:
         name_expressions=None,
         jitify=None,
     ):
-        if path is not None:
-            raise ValueError(f"path: {path!r}, cannot be loaded: only CUDA C++ runs here, given as code")
+        if (code is None) == (path is None):
+            raise TypeError("code, path: exactly one of the two must be given")
+        if path is not None and name_expressions is not None:
+            raise ValueError("name_expressions: need code, a file has no C++ names")
         _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify)
-        if not isinstance(code, str):
-            raise TypeError(f"code: {type(code).__name__}, must be str")
+        name, text = ("code", code) if path is None else ("path", path)
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: {type(text).__name__}, must be str")
         if not isinstance(options, tuple):
             raise TypeError(f"options: {type(options).__name__}, must be a tuple of str")
-        self.code, self.options = code, options
+        self.code, self.file_path = code, path
+        self.options = options if path is None else ()
         self.name_expressions = tuple(name_expressions or ())
         self.dynamic_limits = {}  # kernel -> max_dynamic_shared_size_bytes that was set
+        self._ptx = None if path is None else read_ptx(path)
         self._loaded = {}
         self._lock = threading.Lock()
         self._arch = current().arch
@@ -97,9 +110,16 @@ class RawModule:
     def _load(self, arch):
         with self._lock:
             if arch not in self._loaded:
-                ptx, lowered = compile_module(self.code, self.options, arch, self.name_expressions)
+                ptx, lowered = self._compile(arch)
                 self._loaded[arch] = LoadedModule(self, parse(ptx), lowered, arch)
             return self._loaded[arch]
+
+    def _compile(self, arch):
+        """The PTX for an architecture, and what name expressions are called in it."""
+        if self._ptx is None:
+            return compile_module(self.code, self.options, arch, self.name_expressions)
+        check_target(self.file_path, self._ptx, arch)
+        return self._ptx, {}
 
 
 def _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify):

@@ -53,7 +53,7 @@ def resources(module, kernel=None, arch=None):
     Raises
     ------
     ValueError
-        For an unknown kernel or architecture, and without `kernel` where there are several.
+        For an unknown kernel or architecture, without `kernel` where there are several, and for a module of a PTX file.
     CompileError
         Where the code does not compile for this architecture.
 
@@ -64,6 +64,8 @@ def resources(module, kernel=None, arch=None):
     code, options, names = (
         (module, (), ()) if isinstance(module, str) else (module.code, module.options, module.name_expressions)
     )
+    if code is None:
+        raise ValueError(f"module: loaded from {module.file_path!r}, but NVRTC assembles CUDA C++ only")
     arch = arch or current().arch
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch: {arch!r}, must be one of {', '.join(ARCHITECTURES)}")

@@ -66,13 +66,6 @@ def test_choices_that_are_not_possible(choice, reason):
             make(SOURCE, **choice)
 
 
-def test_files_of_machine_code_are_refused():
-    with pytest.raises(ValueError, match=r"path: 'kernel.cubin', cannot be loaded: only CUDA C\+\+ runs here"):
-        ptxsim.RawModule(path="kernel.cubin")
-    with pytest.raises(TypeError, match="code: NoneType, must be str"):
-        ptxsim.RawModule()
-
-
 def test_attributes_of_a_kernel():
     module = ptxsim.RawModule(SOURCE)
     twice, bounded, crowded = map(module.get_function, module.kernels)

@@ -64,7 +64,7 @@ class Profile:
     def add(self, launch):
         """Add one launch that has come to its end."""
         name, module = launch.program.name, launch.program.module.raw
-        key = (name, module.code, module.options)
+        key = (name, module.code, module.file_path, module.options)
         self._tallies.setdefault(key, Tally(name)).add(launch)
 
     def add_stopped(self, launch):
