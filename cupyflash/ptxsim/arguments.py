@@ -2,6 +2,8 @@
 
 import numpy as np
 
+_INTEGERS = {"u8", "u16", "u32", "u64"}  # as NVRTC declares parameters; structures are b8
+
 
 def packed(program, args):
     """The parameter block, checked against the kernel's declaration."""
@@ -13,11 +15,20 @@ def packed(program, args):
     data = bytearray(program.parameter_bytes)
     for number, (value, parameter) in enumerate(zip(args, parameters, strict=True)):
         bits = _bytes_of(number, value, parameter)
+        if len(bits) > parameter.size and _holds(parameter, value):
+            bits = bits[: parameter.size]
         if len(bits) != parameter.size:
             wanted = f"{program.name} takes {parameter.size} there"
             raise TypeError(f"args[{number}]: {type(value).__name__} has {len(bits)} bytes, {wanted}")
         data[parameter.offset : parameter.offset + parameter.size] = bits
     return bytes(data)
+
+
+def _holds(parameter, value):
+    """Whether an integer keeps its value in an integer parameter, of which a GPU reads the low bytes only."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or parameter.type not in _INTEGERS:
+        return False
+    return -(2 ** (8 * parameter.size - 1)) <= value < 2 ** (8 * parameter.size)
 
 
 def check_byte_order(name, value):

@@ -53,7 +53,8 @@ class Kernel:
     passes 8 bytes, a float a double, a complex two, a bool one byte, a NumPy scalar (structured ones too) its own
     bytes, None a null pointer. An array of one element is passed by value, as CuPy passes NumPy's, where the kernel
     takes a structure, or anything that is too small or too large for an address. Unlike CuPy's, number and sizes are
-    checked against the kernel.
+    checked against the kernel; of an integer the low bytes do where the parameter is a smaller integer that holds its
+    value.
 
     The attributes `num_regs`, `shared_size_bytes`, `local_size_bytes` and `max_threads_per_block` are CuPy's; NVRTC
     assembles the code for the architecture of the settings in force when one of them is first asked for.

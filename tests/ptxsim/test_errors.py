@@ -41,10 +41,20 @@ def test_too_many_arguments():
 
 
 @pytest.mark.parametrize(
-    "position, value", [(1, 2.0), (1, np.float64(2)), (2, 32), (2, np.int16(32)), (2, None), (0, np.int32(0))]
+    "position, value",
+    [
+        (1, 2.0),
+        (1, 2),
+        (1, np.float64(2)),
+        (2, 2**32),
+        (2, -(2**31) - 1),
+        (2, np.int16(32)),
+        (2, None),
+        (0, np.int32(0)),
+    ],
 )
 def test_arguments_of_the_wrong_size(position, value):
-    """A Python float is a double and a Python int 64 bits: neither fits a 4-byte parameter; CuPy would corrupt it."""
+    """A Python float is a double and a Python int 64 bits: a 4-byte parameter would read its low half."""
     arguments = [poisoned(32, np.float32), np.float32(2), np.int32(32)]
     arguments[position] = value
     with pytest.raises((TypeError, ValueError), match=r"bytes"):

@@ -38,6 +38,30 @@ def test_a_complex_argument_is_two_doubles():
     np.testing.assert_array_equal(out, [2.5, -3])
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint64])
+def test_integers_of_64_bits_for_smaller_parameters(kind):
+    """A GPU reads the low bytes: right for every value that the parameter holds, and refused for others."""
+    source = """
+    struct Whole { int value; };
+    extern "C" __global__ void widen(long long* out, int a, unsigned b, short c, unsigned char d) {
+        out[0] = a; out[1] = b; out[2] = c; out[3] = d;
+    }
+    extern "C" __global__ void take(int* out, Whole whole) { *out = whole.value; }
+    """
+    both = module(source)
+    limits = [(2**31 - 1, 2**32 - 1, 2**15 - 1, 2**8 - 1), (-(2**31), 0, -(2**15), 0), (5, 6, 7, 8)]
+    for values in limits:
+        if kind is np.uint64 and min(values) < 0:
+            continue
+        out = poisoned(4, np.int64)
+        both.get_function("widen")((1,), (1,), (out, *map(kind, values)))
+        np.testing.assert_array_equal(out, values)
+    with pytest.raises(TypeError, match=r"args\[3\].*8 bytes"):
+        both.get_function("widen")((1,), (1,), (poisoned(4, np.int64), kind(0), kind(0), kind(2**16), kind(0)))
+    with pytest.raises(TypeError, match=r"args\[1\].*8 bytes"):
+        both.get_function("take")((1,), (1,), (poisoned(1, np.int32), kind(5)))
+
+
 def test_several_kernels_in_one_module():
     source = """
     extern "C" __global__ void first(int* out) { out[threadIdx.x] = 1; }
