@@ -22,8 +22,12 @@ _SHARED_UNASKED = 48 * 1024  # bytes a block may have without max_dynamic_shared
 _ATTRIBUTES = (
     "max_threads_per_block",
     "shared_size_bytes",
+    "const_size_bytes",
     "local_size_bytes",
     "num_regs",
+    "ptx_version",
+    "binary_version",
+    "cache_mode_ca",
     "max_dynamic_shared_size_bytes",
     "preferred_shared_memory_carveout",
 )
@@ -47,7 +51,7 @@ def device_memory(*arrays):
 
 
 class Kernel:
-    """One kernel of a module. Call it as `kernel(grid, block, args, shared_mem=0)`.
+    """One kernel of a module. Call it as `kernel(grid, block, args, shared_mem=0, stream=None)`.
 
     Arguments follow `cupy.RawKernel`: an array passes the address of its element [0, ..., 0], an int
     passes 8 bytes, a float a double, a complex two, a bool one byte, a NumPy scalar (structured ones too) its own
@@ -56,17 +60,23 @@ class Kernel:
     checked against the kernel; of an integer the low bytes do where the parameter is a smaller integer that holds its
     value.
 
-    The attributes `num_regs`, `shared_size_bytes`, `local_size_bytes` and `max_threads_per_block` are CuPy's; NVRTC
-    assembles the code for the architecture of the settings in force when one of them is first asked for.
+    A launch has ended when the call returns, which keeps the order of every stream: a CuPy stream is taken, and changes
+    nothing.
+
+    The attributes are CuPy's. For `num_regs`, `shared_size_bytes`, `local_size_bytes` and, without
+    `__launch_bounds__`, `max_threads_per_block`, NVRTC assembles the code for the architecture of the settings in force
+    when one of them is first asked for.
     """
 
-    __slots__ = ("module", "name", "preferred_shared_memory_carveout")
+    __slots__ = ("__name__", "module", "name", "preferred_shared_memory_carveout")
 
     def __init__(self, module, name):
-        self.module, self.name = module, name
+        self.module, self.name, self.__name__ = module, name, name
         self.preferred_shared_memory_carveout = -1  # a hint to the hardware
 
-    def __call__(self, grid, block, args, *, shared_mem=0):
+    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
+        if stream is not None and not hasattr(stream, "ptr"):
+            raise TypeError(f"stream: {type(stream).__name__}, must be a cupy.cuda.Stream or None")
         grid, block = _triple("grid", grid, _MAX_GRID), _triple("block", block, _MAX_BLOCK)
         threads = block[0] * block[1] * block[2]
         if threads > 1024:
@@ -95,6 +105,10 @@ class Kernel:
         arrays |= {f"device_memory array {i}": a for i, a in enumerate(_mapped.get())}
         with np.errstate(all="ignore"):
             Launch(program, grid, block, parameters, arrays, used, profile, report).run()
+
+    def compile(self, log_stream=None):
+        """Compile its module now, for the settings in force: see `RawModule.compile`."""
+        self.module.compile(log_stream)
 
     @property
     def max_dynamic_shared_size_bytes(self):
@@ -125,6 +139,11 @@ class Kernel:
         return self._resources.static_shared_bytes
 
     @property
+    def const_size_bytes(self):
+        """The `__constant__` variables of its module."""
+        return self.module._load(current().arch).constant_memory.size
+
+    @property
     def local_size_bytes(self):
         """Local memory of a thread: its stack, with spilled registers."""
         return self._resources.stack_bytes
@@ -135,8 +154,23 @@ class Kernel:
         return _bound(self._program.function) or most_threads(self._resources.registers)
 
     @property
+    def ptx_version(self):
+        """The compute capability that its PTX is for, times 10."""
+        return int(self.module._load(current().arch).parsed.target.removeprefix("sm_").rstrip("af"))
+
+    @property
+    def binary_version(self):
+        """The compute capability of the GPU that is imitated, times 10."""
+        return int(current().arch.removeprefix("sm_"))
+
+    @property
+    def cache_mode_ca(self):
+        """Whether an option asked the assembler for `dlcm=ca`, as 0 or 1."""
+        return int(any("dlcm=ca" in option for option in self.module.options))
+
+    @property
     def attributes(self):
-        """What CuPy's `attributes` hold, as far as it is known here, by name."""
+        """What CuPy's `attributes` hold, by name."""
         return {name: getattr(self, name) for name in _ATTRIBUTES}
 
     @property

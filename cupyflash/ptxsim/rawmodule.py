@@ -2,7 +2,7 @@
 
 import threading
 
-from .compile import compile_module
+from .compile import assembler_log, compile_module
 from .kernel import Kernel
 from .loaded import LoadedModule
 from .parse import parse
@@ -106,6 +106,16 @@ class RawModule:
     def kernels(self):
         """Names of the kernels in this module, template instances by their name expressions."""
         return self._load(self._arch).kernels
+
+    def compile(self, log_stream=None):
+        """Compile for the settings in force now, not when they are first needed.
+
+        `log_stream`: where NVRTC writes what it says of the code, warnings and resources.
+        """
+        arch = current().arch
+        self._load(arch)
+        if log_stream is not None and self.code is not None:
+            log_stream.write(assembler_log(self.code, self.options, arch, self.name_expressions)[0])
 
     def _load(self, arch):
         with self._lock:

@@ -1,6 +1,7 @@
 """The signatures and attributes of cupy.RawModule and cupy.RawKernel: taken, or refused with the reason."""
 
 import inspect
+import io
 import re
 
 import cupy
@@ -66,6 +67,12 @@ def test_choices_that_are_not_possible(choice, reason):
             make(SOURCE, **choice)
 
 
+CUDA_ATTRIBUTES = (
+    "max_threads_per_block shared_size_bytes const_size_bytes local_size_bytes num_regs ptx_version binary_version "
+    "cache_mode_ca max_dynamic_shared_size_bytes preferred_shared_memory_carveout"
+).split()
+
+
 def test_attributes_of_a_kernel():
     module = ptxsim.RawModule(SOURCE)
     twice, bounded, crowded = map(module.get_function, module.kernels)
@@ -76,8 +83,40 @@ def test_attributes_of_a_kernel():
     warps_of_a_quarter = 65536 // 4 // (32 * (crowded.num_regs + 7 & ~7))
     assert crowded.max_threads_per_block == 4 * 32 * warps_of_a_quarter < 1024
     assert twice.max_dynamic_shared_size_bytes == 48 * 1024 - 256
+    assert twice.ptx_version == twice.binary_version == 80
     assert twice.attributes == {name: getattr(twice, name) for name in twice.attributes}
-    assert {"num_regs", "shared_size_bytes"} < set(twice.attributes) <= set(dir(cupy.RawKernel))
+    assert set(twice.attributes) == set(CUDA_ATTRIBUTES) <= set(dir(cupy.RawKernel))
+
+
+def test_constant_memory_of_a_module():
+    """As much as the assembler gives the module's variables."""
+    source = """
+    __constant__ short odd[3];
+    __constant__ double matrix[5];
+    extern "C" __global__ void sum(double* out) { *out = odd[threadIdx.x] + matrix[threadIdx.x]; }
+    extern "C" __global__ void none() {}"""
+    log, module = io.StringIO(), ptxsim.RawModule(source, options=("-Xptxas=-dlcm=ca",))
+    module.compile(log)
+    (reserved,) = re.findall(r"(\d+) bytes cmem\[3\]", log.getvalue())
+    for kernel in map(module.get_function, module.kernels):
+        assert kernel.const_size_bytes == int(reserved) == 48
+        assert kernel.cache_mode_ca == 1 and ptxsim.RawKernel(SOURCE, "twice").cache_mode_ca == 0
+
+
+def test_warnings_of_the_compiler():
+    source = 'extern "C" __global__ void unused(int* x) { int nobody_reads_it = *x; }'
+    log = io.StringIO()
+    ptxsim.RawKernel(source, "unused").compile(log)
+    assert "nobody_reads_it" in log.getvalue()
+
+
+def test_streams():
+    x, out = np.arange(64, dtype=np.float32), poisoned(64, np.float32)
+    kernel = ptxsim.RawKernel(SOURCE, "twice")
+    kernel((1,), (64,), (x, out), stream=cupy.cuda.Stream.null)
+    np.testing.assert_array_equal(out, 2 * x.reshape(32, 2)[:, ::-1].ravel())
+    with pytest.raises(TypeError, match=r"stream: int, must be a cupy.cuda.Stream or None"):
+        kernel((1,), (64,), (x, out), stream=0)
 
 
 def test_attributes_follow_the_settings():
