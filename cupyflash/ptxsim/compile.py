@@ -23,11 +23,15 @@ _PACKAGES = (  # that may hold NVRTC, its binding and its headers
     "nvidia-cuda-nvrtc-cu12",
     "nvidia-cuda-runtime",
     "nvidia-cuda-runtime-cu12",
+    "nvidia-cuda-crt",
+    "nvidia-cuda-nvcc-cu12",
     "cupy-cuda13x",
     "cupy-cuda12x",
     "cupy",
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
+_CRT_MISSING = 'cannot open source file "crt/'
+_CRT_HINT = "\nThe headers crt/*.h come with: pip install nvidia-cuda-crt (for CUDA 12, nvidia-cuda-nvcc-cu12)\n"
 _INCLUDE_OPTIONS = ("-I", "--include-path", "-include", "--pre-include")
 
 
@@ -42,7 +46,8 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
         NVRTC options; CuPy's own are added as CuPy does. Its ``-ftz=true`` stands behind yours, so that an own
         ``-ftz=false`` has no effect: only inline PTX without ``.ftz`` keeps float32 subnormals; ``-std=c++17`` is added
         unless given. Headers are looked for in CuPy's CUB, Thrust and libcu++ first, then in your directories, then
-        among CuPy's own and those of the CUDA toolkit.
+        among CuPy's own and those of the CUDA toolkit; ``mma.h`` needs ``nvidia-cuda-crt`` (for CUDA 12,
+        ``nvidia-cuda-nvcc-cu12``).
     arch : str, optional
         Such as ``"sm_80"``; default: that of the settings in force.
 
@@ -119,7 +124,9 @@ def _run_nvrtc(code, arguments, names, text_of):
         try:
             nvrtc.compileProgram(program, arguments)
         except nvrtc.NVRTCError as error:
-            raise CompileError(nvrtc.getProgramLog(program) or str(error), code, arguments) from None
+            log = nvrtc.getProgramLog(program) or str(error)
+            hint = _CRT_HINT if _CRT_MISSING in log else ""
+            raise CompileError(log + hint, code, arguments) from None
         text = text_of(nvrtc, program)
         lowered = "\t".join(nvrtc.getLoweredName(program, name) for name in names)
     finally:
@@ -131,8 +138,12 @@ def _include_directories():
     """Where CuPy looks for headers: before the directories of the user, its own behind them, those of the toolkit."""
     include = [root / "_core" / "include" for root in _package("cupy")]
     first = [d / "cupy" / "_cccl" / name for d in include for name in ("cub", "thrust", "libcudacxx")]
-    toolkit = [d for root in _package("nvidia") for d in root.glob("*/include") if (d / "cuda_fp16.h").exists()]
+    toolkit = [d for root in _package("nvidia") for d in root.glob("*/include") if _holds_headers(d)]
     return first, include, toolkit
+
+
+def _holds_headers(directory):
+    return (directory / "cuda_fp16.h").exists() or (directory / "crt" / "mma.h").exists()
 
 
 def _package(name):

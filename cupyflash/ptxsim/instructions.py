@@ -5,8 +5,8 @@ from .isa import LINES
 _NOT_HERE = """
 * Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` (TMA), `mbarrier`, clusters (`mapa`,
   `barrier.cluster`, `shared::cluster`), `multimem`, `setmaxnreg`
-* `wmma` (where CUDA's headers come from pip, `#include <mma.h>` ends in `cannot open source file "crt/mma.h"`), and
-  `mma` of shapes and types other than those above (integers, float64, FP8, sparse)
+* `mma` and `wmma` of other shapes and types than those above: single bits, FP8, sparse and scaled matrices, and Volta's
+  `mma.m8n8k4` of float16
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`
@@ -19,8 +19,10 @@ _NEWLINE = "\n"
 
 
 def _row(line):
-    groups = ["/".join(f".{name}" for name in names) for names, _ in line.groups]
-    groups = [g if required else f"[{g}]" for g, (_, required) in zip(groups, line.groups, strict=True)]
+    groups = []
+    for names, least, _ in line.groups:
+        one = "/".join(f".{name}" for name in names)
+        groups += [one] * least or [f"[{one}]"]
     types = ["." + ".".join(t) if t else "" for t in sorted(line.types)]
     name = line.opcode + (f" ({line.operands} operands)" if line.operands == 4 else "")
     return (
@@ -45,6 +47,9 @@ Arithmetic is that of the ISA bit for bit, in every rounding mode. Where the ISA
 * `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` round to the upper 32 bits; `rsqrt.approx.f64` is within 1 ulp or so.
 * A NaN made by float32, float16 or bfloat16 arithmetic is 0x7fffffff or 0x7fff. An integer division by zero gives all
   ones, its remainder the dividend.
+* `mma` and `wmma` of float64 are chains of fused multiply-adds, k ascending. Which lane holds which element of a `wmma`
+  fragment is as in the machine code that NVRTC makes for sm_80: as in the `mma` that the product is made of, tile after
+  tile (m16n16k16: two of m16n8k16 side by side; m8n32k16: the transpose of m32n8k16).
 * The caches, orders and hints in a load or store change nothing.
 
 | opcode | modifiers | types | sm_ |

@@ -1,8 +1,9 @@
 """Which PTX instructions the simulator knows, with their types and modifiers, and since which architecture.
 
 A line of the table is: first compute capability (times 10; 75 stands for all) | opcodes | type suffixes in order |
-groups of modifiers. `rn/rz` is a group of which at most one may be there, `!rn/rz` one of which exactly one must be;
-the order of modifiers is free, as compilers differ in it. `min:4` is a min with 4 operands.
+groups of modifiers. `rn/rz` is a group of which at most one may be there, `!rn/rz` one of which exactly one must be,
+`!!row/col` one of which two must be; the order of modifiers is free, as compilers differ in it. `min:4` is a min with 4
+operands.
 """
 
 import functools
@@ -53,6 +54,26 @@ def _atomics():
                 yield f"{since} | {opcode} | b16 | !cas {rest}"
 
 
+def _matrix_loads():
+    """Lines of wmma.load and wmma.store: the types of the fragments by shape."""
+    wide = "m16n16k16/m8n32k16/m32n8k16"
+    for since, shapes, factors, accumulators in (
+        (75, wide, "f16 s8 u8", "f16 f32 s32"),
+        (80, wide, "bf16", ""),
+        (80, "m16n16k8", "tf32", "f32"),
+        (80, "m8n8k4", "f64", "f64"),
+        (75, "m8n8k32", "", "s32"),
+    ):
+        rest = f"!sync !aligned !row/col !{shapes} global/{_SHARED}"
+        if factors:
+            yield f"{since} | wmma | {factors} | !load !a/b {rest}"
+        if accumulators:
+            yield f"{since} | wmma | {accumulators} | !load !c {rest}"
+            yield f"{since} | wmma | {accumulators} | !store !d {rest}"
+    for operand in ("!a !row", "!b !col"):
+        yield f"75 | wmma | s4 u4 | !load !sync !aligned {operand} !m8n8k32 global/{_SHARED}"
+
+
 def _narrowing():
     """cvt.sat between integers: only where the target lacks some value of the source."""
     for pair in _pairs(f"{_BYTES} {_INT}", f"{_BYTES} {_INT}").split():
@@ -62,6 +83,9 @@ def _narrowing():
 
 
 _BYTES, _NEWLINE = "u8 s8", "\n"
+_WMMA = "!mma !sync !aligned !!row/col"
+_MMA = "!sync !aligned !row !col"
+_INT8, _INT4 = (" ".join(f"s32.{a}{n}.{b}{n}.s32" for a in "su" for b in "su") for n in (8, 4))
 
 _TABLE = f"""
 75 | add sub | {_INT} |
@@ -216,20 +240,35 @@ _TABLE = f"""
 75 | ldmatrix | b16 | !sync !aligned !m8n8 !x1/x2/x4 trans {_SHARED}
 90 | stmatrix | b16 | !sync !aligned !m8n8 !x1/x2/x4 trans {_SHARED}
 75 | movmatrix | b16 | !sync !aligned !m8n8 !trans
-75 | mma | f32.f16.f16.f32 f16.f16.f16.f16 | !sync !aligned !m16n8k8 !row !col
-80 | mma | f32.f16.f16.f32 f16.f16.f16.f16 | !sync !aligned !m16n8k16 !row !col
-80 | mma | f32.bf16.bf16.f32 | !sync !aligned !m16n8k16/m16n8k8 !row !col
-80 | mma | f32.tf32.tf32.f32 | !sync !aligned !m16n8k8/m16n8k4 !row !col
+75 | mma | f32.f16.f16.f32 f16.f16.f16.f16 | {_MMA} !m16n8k8
+80 | mma | f32.f16.f16.f32 f16.f16.f16.f16 | {_MMA} !m16n8k16
+80 | mma | f32.bf16.bf16.f32 | {_MMA} !m16n8k16/m16n8k8
+80 | mma | f32.tf32.tf32.f32 | {_MMA} !m16n8k8/m16n8k4
+80 | mma | f64.f64.f64.f64 | {_MMA} !m8n8k4 {_RND}
+90 | mma | f64.f64.f64.f64 | {_MMA} !m16n8k4/m16n8k8/m16n8k16 {_RND}
+75 | mma | {_INT8} | {_MMA} !m8n8k16 satfinite
+80 | mma | {_INT8} | {_MMA} !m16n8k16/m16n8k32 satfinite
+75 | mma | {_INT4} | {_MMA} !m8n8k32 satfinite
+80 | mma | {_INT4} | {_MMA} !m16n8k32/m16n8k64 satfinite
+{_NEWLINE.join(_matrix_loads())}
+75 | wmma | f32.f32 f16.f16 f32.f16 f16.f32 | {_WMMA} !m16n16k16/m8n32k16/m32n8k16
+75 | wmma | s32.s8.s8.s32 s32.u8.u8.s32 | {_WMMA} !m16n16k16/m8n32k16/m32n8k16 satfinite
+80 | wmma | f32.bf16.bf16.f32 | {_WMMA} !m16n16k16/m8n32k16/m32n8k16
+80 | wmma | f32.tf32.tf32.f32 | {_WMMA} !m16n16k8
+80 | wmma | f64.f64.f64.f64 | {_WMMA} !m8n8k4 {_RND}
+75 | wmma | s32.s4.s4.s32 s32.u4.u4.s32 | !mma {_MMA} !m8n8k32 satfinite
 """
 
 TYPES = frozenset(
-    "pred b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f16x2 bf16x2 f32 f64 tf32 e4m3x2 e5m2x2 b128".split()
+    "pred b8 b16 b32 b64 b128 u4 u8 u16 u32 u64 s4 s8 s16 s32 s64 f16 bf16 f16x2 bf16x2 tf32 f32 f64 "
+    "e4m3x2 e5m2x2".split()
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table for one opcode: `types` are sequences of suffixes, `groups` pairs (modifiers, required)."""
+    """One line of the table for one opcode: `types` are sequences of suffixes, `groups` triples (modifiers, how many
+    there must be at least, at most)."""
 
     since: int
     opcode: str
@@ -238,27 +277,35 @@ class Line:
     groups: tuple
 
     def admits(self, modifiers, operands):
-        """Whether an instruction with so many operands is one of this line: its types, and one or no modifier of every
-        group."""
+        """Whether an instruction with so many operands is one of this line: its types, and as many modifiers of every
+        group as there must be."""
         if tuple(m for m in modifiers if m in TYPES) not in self.types:
             return False
         if self.operands is not None and operands != self.operands:
             return False
         rest = [m for m in modifiers if m not in TYPES]
         taken = 0
-        for names, required in self.groups:
+        for names, least, most in self.groups:
             count = sum(m in names for m in rest)
-            if count > 1 or (required and not count):
+            if not least <= count <= most:
                 return False
             taken += count
         return taken == len(rest)
 
     def spellings(self):
         """Every instruction of the line, as (modifiers, types)."""
-        choices = [[(name,) for name in names] + ([] if required else [()]) for names, required in self.groups]
+        choices = []
+        for names, least, most in self.groups:
+            choices.append([c for n in range(least, most + 1) for c in itertools.product(names, repeat=n)])
         for types in sorted(self.types):
             for chosen in itertools.product(*choices):
                 yield tuple(name for one in chosen for name in one), types
+
+
+def _group(text):
+    names = text.lstrip("!")
+    least = len(text) - len(names)
+    return tuple(names.split("/")), least, max(least, 1)
 
 
 def _lines():
@@ -266,7 +313,7 @@ def _lines():
     for text in _TABLE.strip().splitlines():
         since, opcodes, types, groups = (part.split() for part in text.split("|"))
         types = frozenset(tuple(t.split(".")) for t in types) or frozenset([()])
-        groups = tuple((tuple(g.lstrip("!").split("/")), g[0] == "!") for g in groups)
+        groups = tuple(_group(text) for text in groups)
         for opcode in opcodes:
             name, _, operands = opcode.partition(":")
             count = int(operands) if operands else 3 if name in ("min", "max") else None

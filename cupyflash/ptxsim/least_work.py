@@ -49,7 +49,13 @@ from .syntax import Literal, Memory, Register, Special
 
 _THREAD = ("tid", "laneid", "lanemask")
 _UNIFORM = {"vote", "match", "redux", "activemask", "elect"}  # results that all threads of the warp share
-_PER_LANE = {"shfl", "mma", "ldmatrix", "movmatrix"}  # results that differ between threads, whatever the operands
+_PER_LANE = {
+    "shfl",
+    "mma",
+    "wmma",
+    "ldmatrix",
+    "movmatrix",
+}  # results that differ between threads, whatever the operands
 _HALVES = {"f16", "bf16", "f16x2", "bf16x2"}
 _FLOATS = _HALVES | {"f32", "f64"}
 _ROUNDING = {"rn", "rz", "rm", "rp"}

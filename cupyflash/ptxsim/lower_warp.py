@@ -1,6 +1,8 @@
 """How instructions that act across a warp are written in NumPy: shuffles, votes, tensor cores."""
 
+from .lower_memory import address_of, space_of
 from .syntax import SINK, Literal, Pair
+from .wmma import fragment_of
 
 
 def _tell_exchange(t, i, members):
@@ -109,6 +111,17 @@ def mma(t, i, types):
     t.mma.add(i, types)
 
 
+def wmma(t, i, types):
+    """What expand_wmma has left of a load or store: the addresses of the accesses that follow."""
+    addresses, memory, stride = i.operands
+    address, _ = address_of(t, memory, space_of(t, i, memory))
+    t.line(f"require_whole_warps(x, m, {t.site(i)})")
+    fragment = t.constants.thing(fragment_of(i.modifiers))
+    found = t.let(f"fragment_addresses(x, {address}, {t.use(stride, 'u32')}, {fragment})", "u8")
+    for n, register in enumerate(addresses):
+        t.define(register, t.let(f"{found}[{n}]", "u8"), "b64")
+
+
 WARP = {
     "shfl": shuffle,
     "vote": vote,
@@ -121,4 +134,5 @@ WARP = {
     "stmatrix": stmatrix,
     "movmatrix": movmatrix,
     "mma": mma,
+    "wmma": wmma,
 }

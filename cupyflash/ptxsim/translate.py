@@ -8,13 +8,14 @@ first of their results is needed.
 
 import numpy as np
 
-from . import approximations, exact, fma, group, integer, memory, numerics, printf, tensor_core, warp
+from . import approximations, exact, fma, group, integer, memory, numerics, printf, tensor_core, warp, wmma
 from .flow import bits, results, sources
 from .isa import types_of
 from .lower_float import FLOAT
 from .lower_integer import INTEGER
 from .lower_memory import MEMORY
 from .lower_warp import WARP
+from .mma_batch import MmaBatch
 from .shadow import Shadow
 from .syntax import SINK, Address, Literal, Not, Register, Special, Variable
 
@@ -31,7 +32,7 @@ LOWERING = {**FLOAT, **INTEGER, **MEMORY, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 
 # What translated code may name: every public function and constant of these modules, and NumPy's ufuncs as np_*.
-_RUNTIME = (approximations, exact, integer, numerics, fma, memory, group, printf, tensor_core, warp)
+_RUNTIME = (approximations, exact, integer, numerics, fma, memory, group, printf, tensor_core, warp, wmma)
 NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not}
 NAMESPACE |= {f"np_{name}": value for name, value in vars(np).items() if isinstance(value, np.ufunc)}
 NAMESPACE |= {name: value for module in _RUNTIME for name, value in vars(module).items() if not name.startswith("_")}
@@ -77,7 +78,7 @@ class BlockTranslator:
         self.casts = {}
         self.flushed = set()  # local names that hold no subnormal
         self.used_once = _single_uses(block)
-        self.mma = tensor_core.MmaBatch(self)
+        self.mma = MmaBatch(self)
         self.fma = fma.FmaBatch(self)
         self.guard = None
         self.shadow = Shadow(self) if program.sanitized else None

@@ -32,6 +32,14 @@ def test_headers_are_looked_for_where_cupy_does():
     assert directories(log.value.options) == directories(assemble_cupy_compiler_options(("-I/mine", "-DX")))
 
 
+def test_the_package_of_missing_headers_is_named():
+    with pytest.raises(ptxsim.CompileError, match="pip install nvidia-cuda-crt"):
+        ptxsim.compile_ptx('#include "crt/missing.h"')
+    with pytest.raises(ptxsim.CompileError) as other:
+        ptxsim.compile_ptx('#include "missing.h"')
+    assert "pip" not in str(other.value)
+
+
 GROUPS = """
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>

@@ -30,6 +30,7 @@ ELSEWHERE = {
     **dict.fromkeys(("membar", "fence", "nanosleep", "brkpt", "griddepcontrol"), "test_hints.py"),
     **dict.fromkeys(("prefetch", "prefetchu", "applypriority"), "test_hints.py"),
     **dict.fromkeys(("cvta", "isspacep"), "test_memory_spaces.py"),
+    "wmma": "test_wmma.py",
     **dict.fromkeys(("ldmatrix", "stmatrix", "movmatrix", "mma"), "test_tensor_core.py"),
     "cp": "test_async_copies.py",
     "vprintf": "test_ordinary_kernels.py",

@@ -5,7 +5,7 @@ import re
 from ..isa import TYPES, types_of
 
 _CLASSES = {
-    "tensor": ("mma", "ldmatrix", "stmatrix", "movmatrix"),
+    "tensor": ("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"),
     "memory": ("ld", "ldu", "st", "cp", "prefetch", "prefetchu"),
     "atomic": ("atom", "red"),
     "warp": ("shfl", "vote", "match", "redux", "activemask", "elect"),
@@ -38,6 +38,7 @@ _PICKS = {
     "ldmatrix": ("x1", "x2", "x4"),
     "stmatrix": ("x1", "x2", "x4"),
     "movmatrix": (),
+    "wmma": ("load", "store"),
 }
 
 

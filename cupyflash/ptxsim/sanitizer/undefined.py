@@ -277,10 +277,11 @@ class Undefined(Observer):
 
     def mma(self, x, a, b, c):
         """A row of the result depends on that row of A, a column on that column of B."""
-        rows = [grown(tiles(x, a[n::2])).max(2, keepdims=True) for n in (0, 1)]
+        height = len(a) // len(b)  # in times of 8 rows
+        rows = [grown(tiles(x, a[n::height])).max(2, keepdims=True) for n in range(height)]
         columns = grown(tiles(x, b)).max(2).reshape(-1, 1, 4, 2)
         results = []
-        halves = len(c) == 2  # two accumulators of a row in one register
+        halves = len(c) == height  # two accumulators of a row in one register
         for n, addend in enumerate(c):
             row, column = (rows[n], columns.max(-1)) if halves else (rows[n // 2], columns[..., n % 2])
             tile = np.maximum(tiles(x, (addend,)), np.maximum(row, column))
