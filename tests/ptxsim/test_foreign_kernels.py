@@ -48,36 +48,6 @@ def test_matrix_product_by_register_tiles():
 
 
 @every_schedule
-def test_prefix_sums_by_shuffles(settings):
-    """Inclusive sums: of a warp by shuffles, of the warps' totals by the first of them."""
-    source = """
-    extern "C" __global__ void scan(const unsigned* x, unsigned* out, int n) {
-      __shared__ unsigned totals[32];
-      int i = threadIdx.x, lane = i & 31, warp = i >> 5;
-      unsigned v = i < n ? x[i] : 0;
-      for (int d = 1; d < 32; d *= 2) {
-        unsigned w = __shfl_up_sync(0xffffffffu, v, d);
-        if (lane >= d) v += w;
-      }
-      if (lane == 31) totals[warp] = v;
-      __syncthreads();
-      if (warp == 0) {
-        unsigned w = lane < blockDim.x / 32 ? totals[lane] : 0;
-        for (int d = 1; d < 32; d *= 2) {
-          unsigned y = __shfl_up_sync(0xffffffffu, w, d);
-          if (lane >= d) w += y;
-        }
-        totals[lane] = w;
-      }
-      __syncthreads();
-      if (i < n) out[i] = v + (warp ? totals[warp - 1] : 0);
-    }"""
-    x, out = np.random.default_rng(5).integers(0, 2**32, 301, dtype=np.uint32), poisoned(301, np.uint32)
-    launch(source, 1, 320, x, out, np.int32(301), **settings)
-    np.testing.assert_array_equal(out, np.cumsum(x, dtype=np.uint32))
-
-
-@every_schedule
 def test_a_lock_that_threads_spin_on(settings):
     source = """
     extern "C" __global__ void insert(int* lock, int* list, int* count) {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cupyflash import ptxsim
+from cupyflash.ptxsim import machine
 
 from .launching import SCHEDULES, launch, poisoned, schedule_name
 from .sanitized import check, findings, line_of
@@ -145,6 +146,17 @@ def test_loops_that_change_nothing_are_livelocks(code, settings):
     found = findings(source, 1, 64, np.zeros(64, np.int32), np.int32(3), **settings)
     assert {f.kind for f in found} == {"livelock"} and sum(f.count for f in found) in (63, 64)
     assert all(abs(int(f.where.split(":")[1]) - line_of(source, "fault")) <= 1 for f in found)
+
+
+@every_schedule
+def test_lanes_that_part_and_meet_in_a_livelock_are_seen_at_once(settings, monkeypatch):
+    """In one turn of the loop half of them look at the flag, and all vote: no group stays together for long."""
+    monkeypatch.setattr(machine, "RESCUES_WITHOUT_CHANGE", float("inf"))
+    code = """
+      while (__any_sync(~0u, t % 2 && ((volatile int*)out)[63] == 0));
+      out[t] = 1;"""
+    found = findings(kernel(code), 1, 64, np.zeros(64, np.int32), np.int32(3), **settings)
+    assert sum(f.count for f in found) == 64 and "livelock" in {f.kind for f in found}
 
 
 def test_who_waits_for_a_livelock_is_named_as_well():

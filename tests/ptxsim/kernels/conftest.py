@@ -64,6 +64,12 @@ def launch(request):
 
 
 @pytest.fixture
+def launcher():
+    """A launcher in lockstep, neither sanitized nor faulty: for counters."""
+    return Launcher()
+
+
+@pytest.fixture
 def planted():
     """`planted(before, after)`: a sanitized launcher of a source with that text replaced; `kinds`: what it found."""
     return lambda before, after, **settings: Launcher((before, after), sanitized=True, **settings)
