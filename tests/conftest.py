@@ -1,5 +1,7 @@
 """Options, Hypothesis profile and fixtures that all tests share."""
 
+import gc
+
 import hypothesis
 import pytest
 
@@ -12,6 +14,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("cupyflash")
+
+# Parsed kernels are kept, millions of objects that no collection can free. At Python's own thresholds it looks at them for
+# an eighth of the time of the tests.
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_addoption(parser):

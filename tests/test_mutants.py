@@ -1,4 +1,7 @@
-"""The battery passes on the kernels as they are, and catches each of the fixed mutants."""
+"""The battery passes on the kernels as they are, and catches the mutants made by hand.
+
+Of those the first of each file is judged in every run of the tests, and the others by ``make deep``.
+"""
 
 import pytest
 
@@ -13,7 +16,18 @@ def test_the_battery_finds_no_fault_in_the_kernels(number):
     case.judge(case)
 
 
+def in_turn(faults):
+    """Parameters of which all but the first of each file are left to deep runs."""
+    firsts = {fault.file: fault for fault in reversed(faults)}
+    return [pytest.param(f, id=f.what, marks=() if f is firsts[f.file] else pytest.mark.deep) for f in faults]
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_fault_is_planted_in_one_place(fault):
+    fault.mutant()
+
+
+@pytest.mark.parametrize("fault", in_turn(FAULTS))
 def test_a_planted_fault_is_caught(fault, monkeypatch, tmp_path):
     monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path))
     outcome, why = judge(fault.mutant(), about=fault.about)

@@ -1,4 +1,4 @@
-"""The mutants that every run of the tests judges: one of each kind of fault, by the text that it changes."""
+"""Mutants made by hand, one of each kind of fault, by the text that it changes."""
 
 from tests.mutants.fault import Fault
 from tests.mutants.fixed_options import VARIANTS

@@ -1,4 +1,4 @@
-"""Of the mutants that every run of the tests judges, those of options: bands, lengths, scores, dropout, parts."""
+"""Of the mutants made by hand, those of options: bands, lengths, scores, dropout, parts."""
 
 from tests.mutants.fault import Fault
 
