@@ -26,58 +26,6 @@ def test_saxpy(settings):
 
 
 @every_schedule
-@pytest.mark.parametrize("m, n, k", [(32, 32, 32), (33, 17, 50)])
-def test_tiled_matmul(m, n, k, settings):
-    source = """
-    #define TILE 16
-    extern "C" __global__ void matmul(const float* a, const float* b, float* c, int m, int n, int k) {
-      __shared__ float a_tile[TILE][TILE], b_tile[TILE][TILE + 1];
-      int row = blockIdx.y * TILE + threadIdx.y, column = blockIdx.x * TILE + threadIdx.x;
-      float sum = 0.0f;
-      for (int start = 0; start < k; start += TILE) {
-        a_tile[threadIdx.y][threadIdx.x] = row < m && start + threadIdx.x < k ? a[row * k + start + threadIdx.x] : 0;
-        b_tile[threadIdx.y][threadIdx.x] = column < n && start + threadIdx.y < k
-            ? b[(start + threadIdx.y) * n + column] : 0;
-        __syncthreads();
-        #pragma unroll
-        for (int j = 0; j < TILE; ++j) sum = __fmaf_rn(a_tile[threadIdx.y][j], b_tile[j][threadIdx.x], sum);
-        __syncthreads();
-      }
-      if (row < m && column < n) c[row * n + column] = sum;
-    }"""
-    a, b, c = normal(m, k), normal(k, n, seed=2), poisoned((m, n), np.float32)
-    sizes = (np.int32(m), np.int32(n), np.int32(k))
-    launch(source, (-(-n // 16), -(-m // 16)), (16, 16), a, b, c, *sizes, **settings)
-    exact, bound = a.astype(float) @ b, (k + 1) * 2.0**-24 * (abs(a).astype(float) @ abs(b))
-    assert (abs(c - exact) <= bound).all()
-
-
-@every_schedule
-def test_online_softmax_of_rows(settings):
-    source = """
-    extern "C" __global__ void softmax(const float* x, float* out, int n) {
-      const float* row = x + (long long)blockIdx.x * n;
-      float m = -INFINITY, l = 0.0f;
-      for (int j = threadIdx.x; j < n; j += 32) {
-        float previous = m;
-        m = fmaxf(m, row[j]);
-        l = l * expf(previous - m) + expf(row[j] - m);
-      }
-      for (int mask = 16; mask; mask >>= 1) {
-        float other_m = __shfl_xor_sync(0xffffffffu, m, mask), other_l = __shfl_xor_sync(0xffffffffu, l, mask);
-        float both = fmaxf(m, other_m);
-        l = l * expf(m - both) + other_l * expf(other_m - both);
-        m = both;
-      }
-      for (int j = threadIdx.x; j < n; j += 32) out[(long long)blockIdx.x * n + j] = expf(row[j] - m) / l;
-    }"""
-    x, out = 8 * normal(9, 50), poisoned((9, 50), np.float32)
-    launch("#define INFINITY __int_as_float(0x7f800000)\n" + source, 9, 32, x, out, np.int32(50), **settings)
-    p = np.exp(x.astype(float) - x.max(1, keepdims=True))
-    np.testing.assert_allclose(out, p / p.sum(1, keepdims=True), rtol=1e-5, atol=1e-36)
-
-
-@every_schedule
 def test_bitonic_sort(settings):
     source = """
     extern "C" __global__ void sort(float* x) {

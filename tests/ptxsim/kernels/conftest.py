@@ -21,31 +21,33 @@ def name_of(way):
 
 
 @functools.cache
-def module(code, options, arch):
+def module(code, expressions, options, arch):
     """Compiled once for all tests of a process."""
     with ptxsim.settings(arch=arch):
-        return ptxsim.RawModule(code=code, options=options)
+        return ptxsim.RawModule(code=code, options=options, name_expressions=expressions)
 
 
 class Launcher:
     """Called as `launch("reduction", "interleaved", grid, block, *args)`: a kernel of `reduction.cu`.
 
-    Whole numbers stand for grids and blocks of one dimension. `report` has what the sanitizer found in all calls.
+    Whole numbers stand for grids and blocks of one dimension; `name<...>` is an instance of a template, which is
+    compiled for itself. `kinds`: what the sanitizer found in the last launch.
     """
 
     def __init__(self, fault=None, sanitized=False, **settings):
         self.fault, self.settings = fault, settings
-        self.report = None
+        self.kinds = set()
         self.watched = ptxsim.sanitize if sanitized else contextlib.nullcontext
 
     def __call__(self, family, kernel, grid, block, *args, shared_mem=0, options=(), arch="sm_80"):
         grid, block = ((n,) if isinstance(n, int) else tuple(n) for n in (grid, block))
         with ptxsim.settings(arch=arch, **self.settings), self.watched() as report:
-            function = module(self.source(family), options, arch).get_function(kernel)
+            expressions = (kernel,) if "<" in kernel else ()
+            function = module(self.source(family), expressions, options, arch).get_function(kernel)
             if shared_mem > 48 * 1024:
                 function.max_dynamic_shared_size_bytes = shared_mem
             function(grid, block, args, shared_mem=shared_mem)
-        self.kinds = {finding.kind for finding in report.findings} if report is not None else set()
+        self.kinds = {finding.kind for finding in report.findings} if report else set()
         assert self.fault or not self.kinds, str(report)
 
     def source(self, family):
