@@ -8,6 +8,7 @@ _NOT_HERE = """
 * `mma` and `wmma` of other shapes and types than those above: single bits, FP8, sparse and scaled matrices, and Volta's
   `mma.m8n8k4` of float16
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
+* atomics of 128 bits
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`
 * calls through function pointers, of functions outside the module (but `printf` and `assert`), and recursion
@@ -50,6 +51,8 @@ Arithmetic is that of the ISA bit for bit, in every rounding mode. Where the ISA
 * `mma` and `wmma` of float64 are chains of fused multiply-adds, k ascending. Which lane holds which element of a `wmma`
   fragment is as in the machine code that NVRTC makes for sm_80: as in the `mma` that the product is made of, tile after
   tile (m16n16k16: two of m16n8k16 side by side; m8n32k16: the transpose of m32n8k16).
+* Atomics act lane by lane in the order of lanes, those of a vector element by element. `redux.sync` of floats is an
+  instruction of sm_100a and sm_103a only.
 * The caches, orders and hints in a load or store change nothing.
 
 | opcode | modifiers | types | sm_ |

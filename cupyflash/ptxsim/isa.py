@@ -36,7 +36,8 @@ _VECTOR = "v2/v4"
 
 
 def _atomics():
-    """Lines of atom and red: their operations, first with the scopes of all architectures, then with .cluster."""
+    """Lines of atom and red: their operations, first with the scopes of all architectures, then with .cluster; of
+    vectors."""
     for opcode, order, extra in (
         ("atom", "relaxed/acquire/release/acq_rel", "/exch/cas"),
         ("red", "relaxed/release", ""),
@@ -52,6 +53,10 @@ def _atomics():
             yield f"90 | {opcode} | bf16 bf16x2 | !add !noftz {rest}"
             if extra:
                 yield f"{since} | {opcode} | b16 | !cas {rest}"
+        rest = f"{order} {_SCOPE}/cluster global"
+        yield f"90 | {opcode} | f32 | !add !v2/v4 {rest}"
+        yield f"90 | {opcode} | f16 bf16 | !add/min/max !noftz !v2/v4/v8 {rest}"
+        yield f"90 | {opcode} | f16x2 bf16x2 | !add/min/max !noftz !v2/v4 {rest}"
 
 
 def _matrix_loads():
@@ -228,6 +233,7 @@ _TABLE = f"""
 75 | match | b32 b64 | !sync !any/all
 80 | redux | u32 s32 | !sync !add/min/max
 80 | redux | b32 | !sync !{_LOGIC}
+100 | redux | f32 | !sync !min/max abs NaN
 75 | activemask | b32 |
 90 | elect | | !sync
 75 | nanosleep | u32 |

@@ -1,6 +1,7 @@
 """How loads, stores, atomics, address conversions and cp.async are written in NumPy."""
 
 from .lower_integer import seen
+from .memory import ATOMICS_OF_HALVES
 from .syntax import SINK, Register, Variable
 
 _SPACES = {
@@ -95,15 +96,22 @@ def atomic(t, i, types):
     )
     kind = f"f{type_[1:]}" if type_ in ("f32", "f64") else type_
     function = f"atomic_{operation}"
-    if type_ in ("f16", "f16x2", "bf16", "bf16x2"):
-        function, kind = f"atomic_add_{type_}", f"b{t.width(type_)}"
+    if (operation, type_) in ATOMICS_OF_HALVES:
+        function, kind = t.constants.thing(ATOMICS_OF_HALVES[operation, type_]), f"b{t.width(type_)}"
     elif type_ == "f32":
         function = "atomic_add_ftz" if space_name in (None, "global") else "atomic_add_f32"
+    size, count = t.width(type_) // 8, vector_of(i)
+    _tell(t, i, "atomic", space, address, size * count)
+    where = f"x, {t.mask()}, {space}, {address}, {size}, {function}"
+    if count > 1:
+        elements = ", ".join(t.use(v, kind) for v in values[0])
+        old = t.let(f"atomic_vector({where}, ({elements}), {t.site(i)})", t.seen(kind))
+        for n, register in enumerate(d if d != SINK else ()):
+            t.define(register, t.let(f"{old}[{n}]", t.seen(kind)), kind)
+        return
     operands = [t.use(v, kind) for v in values]
     value, compare = (operands[1], operands[0]) if operation == "cas" else (operands[0], "None")
-    size = t.width(type_) // 8
-    _tell(t, i, "atomic", space, address, size)
-    text = f"atomic(x, {t.mask()}, {space}, {address}, {size}, {function}, {value}, {compare}, {t.site(i)})"
+    text = f"atomic({where}, {value}, {compare}, {t.site(i)})"
     if d == SINK:
         t.line(text)
     else:

@@ -47,11 +47,12 @@ def redux(t, i, types):
     d, a, members = i.operands
     operation = next(m for m in i.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
     _tell_exchange(t, i, members)
-    value = t.let(
-        f"redux(x, {t.mask()}, {operation!r}, {t.use(a, types[0])}, {t.use(members, 'u32')}, {t.site(i)})",
-        t.seen(types[0]),
-    )
-    t.define(d, value, types[0])
+    function, options = "redux", ""
+    if types[0] == "f32":
+        function, options = "redux_f32", f"{'abs' in i.modifiers}, {'NaN' in i.modifiers}, "
+    operands = f"{t.use(a, types[0])}, {t.use(members, 'u32')}"
+    text = f"{function}(x, {t.mask()}, {operation!r}, {options}{operands}, {t.site(i)})"
+    t.define(d, t.let(text, t.seen(types[0])), types[0])
 
 
 def activemask(t, i, types):

@@ -16,6 +16,8 @@ from .numerics import (
     f16_to_f32,
     f16x2_to_f32,
     flush,
+    maximum_number,
+    minimum_number,
     packed,
     to_bf16,
     to_f16,
@@ -298,6 +300,15 @@ def atomic(x, m, space, address, size, operation, value, compare, ins):
     return spread
 
 
+def atomic_vector(x, m, space, address, size, operation, values, ins):
+    """Elements one after another, each as an atomic of its own: the ISA promises no more. The vector is aligned."""
+    sel, chosen = _active(x, x.mask if m is None else m, np.broadcast_to(address, x.n))
+    if sel is None or sel.size:
+        space.locate(x, sel, chosen, size * len(values), True, ins)
+    places = (address + address.dtype.type(size * n) for n in range(len(values)))
+    return [atomic(x, m, space, at, size, operation, v, None, ins) for at, v in zip(places, values, strict=True)]
+
+
 def _in_order(x, memory, index, value, compare, operation):
     order = np.argsort(index, kind="stable")
     ordered = index[order]
@@ -330,20 +341,20 @@ def atomic_add_ftz(old, value, compare):
     return flush(flush(old) + flush(value))
 
 
-def atomic_add_f16(old, value, compare):
-    return to_f16(f16_to_f32(old) + f16_to_f32(value))
+def _of_halves(operation, decode, encode):
+    return lambda old, value, compare: encode(operation(decode(old), decode(value)))
 
 
-def atomic_add_bf16(old, value, compare):
-    return to_bf16(bf16_to_f32(old) + bf16_to_f32(value))
-
-
-def atomic_add_f16x2(old, value, compare):
-    return packed(to_f16(f16x2_to_f32(old) + f16x2_to_f32(value)))
-
-
-def atomic_add_bf16x2(old, value, compare):
-    return packed(to_bf16(bf16x2_to_f32(old) + bf16x2_to_f32(value)))
+ATOMICS_OF_HALVES = {
+    (name, type_): _of_halves(operation, *coding)
+    for name, operation in (("add", np.add), ("min", minimum_number), ("max", maximum_number))
+    for type_, coding in {
+        "f16": (f16_to_f32, to_f16),
+        "bf16": (bf16_to_f32, to_bf16),
+        "f16x2": (f16x2_to_f32, lambda x: packed(to_f16(x))),
+        "bf16x2": (bf16x2_to_f32, lambda x: packed(to_bf16(x))),
+    }.items()
+}
 
 
 def atomic_min(old, value, compare):

@@ -214,11 +214,12 @@ class Shadow:
     def do_atom(self, i, types):
         d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
         space, address = self.place(i, memory)
-        for value in values:
+        count, size, exchange = vector_of(i), self.t.width(types[0]) // 8, "exch" in i.modifiers
+        for value in values[0] if count > 1 else values:
             self.use(value, i, "an operand")
-        size, exchange = self.t.width(types[0]) // 8, "exch" in i.modifiers
-        text = f"U.change(x, {self.t.mask()}, {space!r}, {address}, {size}, {exchange}, {self.t.site(i)})"
-        return [(d, self.let(text))]
+        text = f"U.change(x, {self.t.mask()}, {space!r}, {address}, {size}, {count}, {exchange}, {self.t.site(i)})"
+        old = self.let(text)
+        return [(register, old) for register in (results(i) if count > 1 else (d,))]
 
     do_red = do_atom
 

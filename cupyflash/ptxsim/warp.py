@@ -6,6 +6,7 @@ Arrays hold the warps one after another. `m` is the mask of active lanes (None: 
 import numpy as np
 
 from .group import WARP, NotConverged
+from .numerics import canonical
 
 _ALL = np.uint32(0xFFFFFFFF)
 
@@ -156,6 +157,23 @@ def redux(x, m, operation, a, members, ins):
     values = _spread(x, a).reshape(-1, 1, WARP)
     chosen = np.where(_pairs(x, m, members), values, a.dtype.type(neutral))
     return function.reduce(chosen, axis=2, dtype=a.dtype).reshape(-1)
+
+
+def redux_f32(x, m, operation, absolute, nan, a, members, ins):
+    """min or max of floats, of their magnitudes if `absolute`; of the numbers among them, unless a `nan` is to win."""
+    bits = (np.abs(a) if absolute else a).view(np.int32)
+    info, unknown = np.iinfo(np.int32), np.isnan(a)
+    neutral = np.int32(info.max if operation == "min" else info.min)  # stands for a NaN in this order, too
+    best = redux(x, m, operation, np.where(unknown, neutral, _ordered(bits)), members, ins)
+    result = _ordered(best).view(np.float32)
+    if nan:
+        result = np.where(redux(x, m, "or", unknown.astype(np.int32), members, ins) != 0, np.float32(np.nan), result)
+    return canonical(result)
+
+
+def _ordered(bits):
+    """Bits of floats as integers in the same order, -0 below +0; and back."""
+    return bits ^ (bits >> np.int32(31) & np.int32(0x7FFFFFFF))
 
 
 def activemask(x, m):

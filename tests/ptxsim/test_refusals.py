@@ -64,10 +64,9 @@ UNKNOWN = [
     "ld.global.L2::cache_hint.b32 %r0, [%d0], %d1;",
     "cvt.rn.satfinite.e4m3x2.f32 %h0, %f0, %f1;",
     "cvt.rs.f16x2.f32 %r0, %f0, %f1, %r1;",
-    "redux.sync.min.f32 %f0, %f1, 0xffffffff;",
     "shfl.up.b32 %r0, %r1, 1, 0;",
     "vote.all.pred %p0, %p1;",
-    "atom.global.add.v4.f32 {%f0, %f1, %f2, %f3}, [%d0], {%f0, %f1, %f2, %f3};",
+    "atom.global.exch.b128 %d0, [%d1], %d2;",
     "lop3.or.b32 %r0|%p0, %r1, %r2, %r3, 0x80, %p1;",
     "prefetch.tensormap [%d0];",
     "elect.b32 %r0;",
@@ -110,6 +109,11 @@ WRONG_MODIFIERS = [
     "atom.global.add.s64 %d1, [%d0], %d2;",
     "red.global.exch.b32 [%d0], %r1;",
     "atom.global.min.f32 %f0, [%d0], %f1;",
+    "atom.global.min.v4.f32 {%f0, %f1, %f2, %f3}, [%d0], {%f0, %f1, %f2, %f3};",
+    "atom.shared.add.v2.f32 {%f0, %f1}, [%d0], {%f0, %f1};",
+    "atom.global.min.noftz.f16x2 %r0, [%d0], %r1;",
+    "red.global.add.noftz.v8.f16x2 [%d0], {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7};",
+    "redux.sync.add.f32 %f0, %f1, 0xffffffff;",
     "bar.warp.arrive 0xffffffff;",
     "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r0, %r1, %r2, %r3}, {%r4, %r5}, "
     "{%f0, %f1, %f2, %f3};",
@@ -166,7 +170,12 @@ def test_operands_without_a_meaning(instruction):
 
 @pytest.mark.parametrize(
     "instruction",
-    ["min.f32 %f0, %f1, %f2, %f3;", "redux.sync.add.u32 %r0, %r1, 0xffffffff;", "elect.sync %r0|%p0, -1;"],
+    [
+        "min.f32 %f0, %f1, %f2, %f3;",
+        "redux.sync.add.u32 %r0, %r1, 0xffffffff;",
+        "redux.sync.min.f32 %f0, %f1, -1;",
+        "elect.sync %r0|%p0, -1;",
+    ],
 )
 def test_the_same_instruction_under_an_older_architecture(instruction):
     text = f"{HEAD}{REGISTERS}\n{instruction}\nret;\n}}\n"

@@ -204,16 +204,18 @@ class Undefined(Observer):
                     if u is not None:
                         self.use(x, here, u, ins, "the value")
 
-    def change(self, x, m, space, address, size, exchange, ins):
-        """An atomic: exch only writes, the other operations depend on what was there."""
+    def change(self, x, m, space, address, size, count, exchange, ins):
+        """An atomic of one value or a vector: exch only writes, the other operations depend on what was there."""
         if space in self.quiet:
             return None
         m = x.mask if m is None else m
-        before = self.read(x, m, space, address, size, 1, ins)
-        self.write(x, m, space, address, size, (None,), None, ins)
+        before = self.read(x, m, space, address, size, count, ins)
+        self.write(x, m, space, address, size, (None,) * count, None, ins)
         if before is None or exchange:
             return before
-        self.use(x, m, before, ins, "the old value")
+        for old in before if count > 1 else (before,):
+            if old is not None:
+                self.use(x, m, old, ins, "the old value")
         return None
 
     def read_matrix(self, x, address, count, trans, ins):

@@ -1,10 +1,12 @@
 """Instructions across a warp. Here a formula maps the operands of all lanes that take part to the results of each."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .. import exact
 from ..test_warp import shuffle_source
 from .forms import Form
 
@@ -88,6 +90,17 @@ def reductions():
             )
 
 
+def float_reductions():
+    for name, function in (("min", exact.minimum), ("max", exact.maximum)):
+        for magnitude, nan in itertools.product(("", ".abs"), ("", ".NaN")):
+
+            def reduced(lanes, a, f=function, magnitude=magnitude, nan=nan):
+                values = [abs(x) for x in a] if magnitude else a
+                return [(functools.reduce(lambda x, y: f(x, y, bool(nan)), values),)] * len(lanes)
+
+            yield warp_form(f"redux.sync.{name}{magnitude}{nan}.f32", "f32 -> f32", reduced)
+
+
 def all_forms():
-    for group in (shuffles, votes, matches, reductions):
+    for group in (shuffles, votes, matches, reductions, float_reductions):
         yield from group()
