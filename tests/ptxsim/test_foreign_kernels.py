@@ -13,29 +13,6 @@ def normal(*shape, seed=1):
 
 
 @every_schedule
-def test_a_lock_that_threads_spin_on(settings):
-    source = """
-    extern "C" __global__ void insert(int* lock, int* list, int* count) {
-      bool done = false;
-      while (!done) {
-        if (atomicCAS(lock, 0, 1) == 0) {
-          __threadfence();
-          int at = *(volatile int*)count;
-          *(volatile int*)(list + at) = blockIdx.x * blockDim.x + threadIdx.x;
-          *(volatile int*)count = at + 1;
-          __threadfence();
-          atomicExch(lock, 0);
-          done = true;
-        }
-      }
-    }"""
-    items, count = poisoned(80, np.int32), np.zeros(1, np.int32)
-    launch(source, 2, 40, np.zeros(1, np.int32), items, count, **settings)
-    assert count[0] == 80
-    np.testing.assert_array_equal(np.sort(items), np.arange(80))
-
-
-@every_schedule
 def test_mandelbrot(settings):
     """Threads leave the loop one by one, after up to 60 steps."""
     source = """
@@ -63,30 +40,3 @@ def test_mandelbrot(settings):
         x, y = np.where(inside, x * x - y * y + a, x), np.where(inside, 2 * x * y + b, y)
         k += inside
     np.testing.assert_array_equal(steps, k)
-
-
-@every_schedule
-def test_counting_sort_with_shared_counters(settings):
-    """Keys of a block counted in shared memory, the counts summed, and every key put where an atomic says."""
-    source = """
-    extern "C" __global__ void sort(const unsigned char* keys, unsigned char* sorted, int n) {
-      __shared__ unsigned counts[256], starts[256];
-      int t = threadIdx.x;
-      counts[t] = 0;
-      __syncthreads();
-      for (int i = t; i < n; i += 256) atomicAdd(&counts[keys[i]], 1u);
-      __syncthreads();
-      if (t == 0) {
-        unsigned sum = 0;
-        for (int k = 0; k < 256; ++k) { starts[k] = sum; sum += counts[k]; }
-      }
-      __syncthreads();
-      for (int i = t; i < n; i += 256) {
-        unsigned at = atomicAdd(&starts[keys[i]], 1u);
-        assert(at < n);
-        sorted[at] = keys[i];
-      }
-    }"""
-    keys, out = np.random.default_rng(8).integers(0, 256, 999).astype(np.uint8), poisoned(999, np.uint8)
-    launch(source, 1, 256, keys, out, np.int32(999), **settings)
-    np.testing.assert_array_equal(out, np.sort(keys))

@@ -25,30 +25,6 @@ def test_saxpy(settings):
     np.testing.assert_array_equal(y, expected)
 
 
-@every_schedule
-def test_bitonic_sort(settings):
-    source = """
-    extern "C" __global__ void sort(float* x) {
-      __shared__ float box[128];
-      int t = threadIdx.x;
-      box[t] = x[t];
-      for (int size = 2; size <= 128; size *= 2)
-        for (int step = size / 2; step > 0; step /= 2) {
-          __syncthreads();
-          int other = t ^ step;
-          float mine = box[t], theirs = box[other];
-          bool ascending = (t & size) == 0;
-          __syncthreads();
-          box[t] = (t < other) == ascending ? fminf(mine, theirs) : fmaxf(mine, theirs);
-        }
-      x[t] = box[t];
-    }"""
-    x = normal(128)
-    expected = np.sort(x)
-    launch(source, 1, 128, x, **settings)
-    np.testing.assert_array_equal(x, expected)
-
-
 def test_stencil_in_three_dimensions():
     source = """
     extern "C" __global__ void stencil(const float* x, float* out, int n) {

@@ -13,7 +13,8 @@ __device__ void mma(float* d, const u32* a, const u32* b) {
 }
 
 // One warp for 16 x 8 results, fragments element by element from device memory; m and k multiples of 16.
-extern "C" __global__ void from_device_memory(const unsigned short* a, const unsigned short* b, float* d, int m, int k) {
+extern "C" __global__ void from_device_memory(const unsigned short* a, const unsigned short* b, float* d, int m,
+                                              int k) {
   int lane = threadIdx.x, g = lane / 4, t = lane % 4 * 2, row = blockIdx.x * 16 + g, column = blockIdx.y * 8 + g;
   float sum[4] = {};
   for (int start = 0; start < k; start += 16) {
@@ -101,6 +102,7 @@ __global__ void pipelined(const unsigned short* a, const unsigned short* b, floa
   for (int n = 0; n < 8; ++n)
     for (int half = 0; half < 2; ++half) {
       int row = first_row + warp * 16 + half * 8 + lane / 4;
-      if (row < m) *(float2*)(d + row * 64 + n * 8 + lane % 4 * 2) = make_float2(sum[n][2 * half], sum[n][2 * half + 1]);
+      float2* to = (float2*)(d + row * 64 + n * 8 + lane % 4 * 2);
+      if (row < m) *to = make_float2(sum[n][2 * half], sum[n][2 * half + 1]);
     }
 }

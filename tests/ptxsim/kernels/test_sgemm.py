@@ -1,5 +1,7 @@
 """Matrix products in float32: `sgemm.cu`."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -65,4 +67,4 @@ def test_loads_of_the_ladder(launcher):
         with ptxsim.profile() as profile:
             product(launcher, kernel)
         sectors.append(profile.kernels[0].global_load_sectors / (m * n * k))
-    assert all(more > 1.5 * less for more, less in zip(sectors, sectors[1:], strict=False)), sectors
+    assert all(more > 1.5 * less for more, less in itertools.pairwise(sectors)), sectors
