@@ -1,0 +1,180 @@
+"""The simulated CuPy, as modules."""
+
+import functools
+import types
+
+import cupy
+import cupyx
+import numpy as np
+
+from .array import computed_by, copied_to_device, ndarray, on_device, on_host
+from .device import COMPILER, CUDA, RUNTIME, STREAM, MemoryPool
+from .elementwise import ElementwiseKernel
+from .random_numbers import RANDOM
+from .raw import RawKernel, RawModule
+from .reduction import ReductionKernel
+
+_COMPARISONS = (
+    "assert_allclose",
+    "assert_array_almost_equal",
+    "assert_array_almost_equal_nulp",
+    "assert_array_equal",
+    "assert_array_less",
+    "assert_array_max_ulp",
+)
+
+
+class SimulatedModule(types.ModuleType):
+    """A module that has some of CuPy's names, and says which ones it lacks."""
+
+    __path__ = ()  # a package without files: every submodule is made here
+
+    def __init__(self, theirs, contents):
+        super().__init__(theirs.__name__, f"{theirs.__name__}, simulated by cupyflash.ptxsim.testing")
+        self._theirs = theirs
+        self.__file__, self.__spec__ = __file__, theirs.__spec__  # CuPy's headers are looked for where CuPy is
+        self.__dict__.update(contents)
+
+    def __getattr__(self, name):
+        known = not name.startswith("_") and hasattr(self._theirs, name)
+        reason = "not simulated, though CuPy has it" if known else "no such attribute"
+        raise AttributeError(f"{self.__name__}.{name}: {reason}", name=name, obj=self)
+
+    def __repr__(self):
+        return f"<module {self.__name__!r}, simulated>"
+
+
+def simulated_cupy():
+    """A module to use in place of `cupy`: kernels run in the simulator, everything else is done by NumPy.
+
+    It has `RawModule`, `RawKernel`, `ElementwiseKernel` and `ReductionKernel`; `ndarray`, and the functions that CuPy
+    and NumPy have in common, also those of `linalg` and `fft`; `random`, with NumPy's generators; of `cuda` one
+    device whose streams are always done; of `testing` the assertions. All other names raise an AttributeError.
+
+    >>> cp = simulated_cupy()
+    >>> x = cp.linspace(0, 1, 5, dtype=cp.float32)
+    >>> square = cp.ElementwiseKernel("T x", "T y", "y = x * x", "square")
+    >>> square(x)
+    array([0.    , 0.0625, 0.25  , 0.5625, 1.    ], dtype=float32)
+    >>> cp.fuse
+    Traceback (most recent call last):
+        ...
+    AttributeError: cupy.fuse: not simulated, though CuPy has it
+    """
+    return simulated_modules()["cupy"]
+
+
+@functools.cache
+def simulated_modules():
+    """Name -> module, of everything that can be imported."""
+    contents = {
+        "cupy.cuda.compiler": COMPILER,
+        "cupy.cuda.runtime": RUNTIME,
+        "cupy.cuda.stream": STREAM,
+        "cupy.cuda": CUDA,
+        "cupy.fft": _in_common(cupy.fft, np.fft),
+        "cupy.linalg": _in_common(cupy.linalg, np.linalg),
+        "cupy.random": RANDOM,
+        "cupy.testing": {name: _comparison(getattr(np.testing, name)) for name in _COMPARISONS},
+        "cupy": _TOP,
+        "cupyx": {},
+    }
+    theirs = {"cupy": cupy, "cupyx": cupyx}
+    modules = {}
+    for name in sorted(contents):
+        *parent, last = name.split(".")
+        theirs[name] = theirs.get(name) or getattr(theirs[".".join(parent)], last)
+        modules[name] = SimulatedModule(theirs[name], contents[name])
+        if parent:
+            setattr(modules[".".join(parent)], last, modules[name])
+    return modules
+
+
+def _in_common(theirs, of_numpy):
+    """What CuPy and NumPy have in common: types and constants as they are, functions for arrays of the device."""
+    found = {}
+    for name in dir(theirs):
+        ours = getattr(of_numpy, name, None)
+        if name.startswith("_") or ours is None:
+            continue
+        if ours is getattr(theirs, name):
+            found[name] = ours
+        elif callable(ours) and not isinstance(ours, type):
+            found[name] = computed_by(ours)
+    return found
+
+
+def _comparison(function):
+    """An assertion of NumPy's about arrays of host and device."""
+
+    def compare(*args, **kwargs):
+        return function(*map(asnumpy_or_same, args), **kwargs)
+
+    return compare
+
+
+def asnumpy_or_same(value):
+    return value.get() if isinstance(value, ndarray) else value
+
+
+def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
+    """A copy in host memory."""
+    if isinstance(a, ndarray):
+        return a.get(stream, order, out, blocking)
+    host = np.asarray(a, order=order)
+    if out is None:
+        return host
+    out[...] = host
+    return out
+
+
+def get_array_module(*args):
+    """The simulated CuPy where an argument is one of its arrays, else NumPy."""
+    return simulated_cupy() if any(isinstance(a, ndarray) for a in args) else np
+
+
+def _converting(function):
+    """array, asarray, ...: the functions that copy from the host."""
+
+    def convert(obj, *args, blocking=False, **kwargs):
+        if isinstance(obj, ndarray):
+            result = function(obj._host, *args, **kwargs)
+            return obj if result is obj._host else on_device(result)
+        if isinstance(obj, np.ndarray):
+            return copied_to_device(function(obj, *args, **kwargs))
+        return on_device(function(on_host(obj), *args, **kwargs))
+
+    return convert
+
+
+def empty(shape, dtype=float, order="C"):
+    """An array whose elements the sanitizer takes for uninitialised until they are written."""
+    return ndarray(shape, dtype, order=order)
+
+
+def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
+    """An array like another, uninitialised."""
+    like = np.empty_like(on_host(prototype), dtype, order, shape=shape)
+    return ndarray(like.shape, like.dtype, order="F" if like.flags.fnc else "C")
+
+
+_TOP = {
+    **_in_common(cupy, np),
+    **{
+        name: _converting(getattr(np, name))
+        for name in ("array", "asanyarray", "asarray", "ascontiguousarray", "asfortranarray")
+    },
+    "ElementwiseKernel": ElementwiseKernel,
+    "RawKernel": RawKernel,
+    "RawModule": RawModule,
+    "ReductionKernel": ReductionKernel,
+    "__version__": cupy.__version__,
+    "asnumpy": asnumpy,
+    "empty": empty,
+    "empty_like": empty_like,
+    "get_array_module": get_array_module,
+    "get_default_memory_pool": MemoryPool,
+    "get_default_pinned_memory_pool": MemoryPool,
+    "is_available": lambda: True,
+    "ndarray": ndarray,
+}

@@ -1,0 +1,159 @@
+"""The plugin's options, hooks, marker and fixture."""
+
+import contextlib
+import os
+
+import pytest
+
+from ..sanitizer import sanitize
+from ..settings import ARCHITECTURES, SCHEDULES, current, settings
+from .launches import launches
+
+_PLUGIN = "cupyflash.ptxsim.testing"
+_replaced = pytest.StashKey()
+_counted = pytest.StashKey()  # name -> launches, of this process and its workers
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("cuda", "kernels that are launched through CuPy")
+    group.addoption(
+        "--cuda",
+        choices=("gpu", "simulator", "auto"),
+        default="gpu",
+        help="gpu: CuPy as it is installed (default). simulator: `import cupy` gives a stand-in whose kernels run in "
+        "cupyflash.ptxsim. auto: the simulator where CuPy finds no GPU",
+    )
+    group.addoption("--ptxsim-arch", choices=ARCHITECTURES, default="sm_80", help="GPU to imitate; default sm_80")
+    group.addoption("--ptxsim-schedule", choices=SCHEDULES, default="lockstep", help="order of warps; default lockstep")
+    group.addoption("--ptxsim-seed", type=int, default=0, metavar="N", help="of the random schedule; default 0")
+    group.addoption("--ptxsim-sanitize", action="store_true", help="fail a test in which the sanitizer finds something")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    """Before conftest.py is imported, which may import the project, which imports CuPy."""
+    _choose(early_config, early_config.known_args_namespace)
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "ptxsim(sanitize=..., arch=..., schedule=..., seed=..., mma=...): how the simulator runs the kernels of a test",
+    )
+    _choose(config, config.option)  # where a conftest.py has asked for the plugin
+    config.stash[_counted] = launches
+    option = config.option
+    chosen = contextlib.ExitStack()
+    chosen.enter_context(settings(arch=option.ptxsim_arch, schedule=option.ptxsim_schedule, seed=option.ptxsim_seed))
+    config.add_cleanup(chosen.close)
+    if config.pluginmanager.hasplugin("dsession"):  # workers of pytest-xdist load other plugins after conftest.py
+        os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), _PLUGIN)))
+
+
+def _choose(config, option):
+    """Replace CuPy, if that is the choice and has not been done."""
+    if option.cuda == "auto":
+        option.cuda = _without_gpu()
+    if option.cuda != "simulator" or _replaced in config.stash:
+        return
+    try:
+        from .replacement import AlreadyImported, replace_cupy
+    except ImportError as error:
+        raise pytest.UsageError(f"--cuda=simulator: needs CuPy, though no GPU: {error}") from error
+    try:
+        undo = replace_cupy()
+    except AlreadyImported as error:
+        raise pytest.UsageError(
+            f"--cuda=simulator: CuPy is in use already, by {error}; load the plugin earlier: -p {_PLUGIN}"
+        ) from error
+    config.stash[_replaced] = True
+    config.add_cleanup(undo)
+
+
+def _without_gpu():
+    try:
+        import cupy
+    except ImportError as error:
+        raise pytest.UsageError(f"--cuda=auto: needs CuPy: {error}") from error
+    return "gpu" if cupy.is_available() else "simulator"
+
+
+def pytest_report_header(config):
+    return f"cuda: {_description(config)}"
+
+
+def _description(config):
+    if config.option.cuda != "simulator":
+        return "CuPy as it is installed"
+    choices = current()
+    seed = f" (seed {choices.seed})" if choices.schedule == "random" else ""
+    checks = "on" if config.option.ptxsim_sanitize else "off"
+    return f"simulator ({choices.arch}, {choices.schedule} schedule{seed}, sanitizer {checks})"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    return (yield from _simulated(item, "setup"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    return (yield from _simulated(item, "call"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    return (yield from _simulated(item, "teardown"))
+
+
+def _simulated(item, when):
+    """One phase of a test, with the choices for it; it fails with what the sanitizer finds."""
+    choices = {"sanitize": item.config.option.ptxsim_sanitize}
+    for marker in reversed(list(item.iter_markers("ptxsim"))):  # the closest one last
+        choices.update(*marker.args, **marker.kwargs)
+    watched = choices.pop("sanitize")
+    with settings(**choices), sanitize() if watched else contextlib.nullcontext() as report:
+        try:
+            result = yield
+        except BaseException:
+            if report:
+                item.add_report_section(when, "sanitizer", str(report))
+            raise
+    if report:
+        pytest.fail(f"the sanitizer has found\n{report}", pytrace=False)
+    return result
+
+
+@pytest.fixture(name="simulated_cupy")
+def fixture_of_simulated_cupy():
+    """A module to use in place of `cupy` whose kernels run in the simulator, whatever ``--cuda`` says."""
+    from .namespace import simulated_cupy
+
+    return simulated_cupy()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    counted = config.stash[_counted]
+    if not counted and config.option.cuda != "simulator":
+        return
+    terminalreporter.write_sep("=", f"CUDA kernels: {_description(config)}")
+    width = max(map(len, counted), default=0)
+    for name in sorted(counted):
+        terminalreporter.write_line(f"{name:{width}}  {_times(counted[name])}")
+    if not counted:
+        terminalreporter.write_line("none")
+
+
+def _times(launches):
+    return "never launched" if not launches else f"{launches:,} launch{'es' * (launches > 1)}"
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_PLUGIN] = dict(launches)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    for name, count in getattr(node, "workeroutput", {}).get(_PLUGIN, {}).items():
+        node.config.stash[_counted][name] += count

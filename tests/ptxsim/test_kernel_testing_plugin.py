@@ -1,0 +1,229 @@
+"""The pytest plugin, in processes of their own: projects that launch kernels through CuPy, without a GPU."""
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import cupy
+import pytest
+
+import experiments
+from cupyflash.ptxsim.testing import plugin, replacement
+
+EXAMPLE = Path(experiments.__file__).parent / "examples" / "raw_kernels"
+ROOT = EXAMPLE.parents[2]
+PLUGIN = "-p", "cupyflash.ptxsim.testing"
+
+
+def python(folder, *arguments, status=0):
+    """What a process says that imports this cupyflash, with no plugin but those that it is told of."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for name in [name for name in environment if name.startswith(("PYTEST_XDIST", "PYTEST_CURRENT", "PYTEST_ADDOPTS"))]:
+        del environment[name]
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == status, said
+    return said
+
+
+def run_pytest(folder, *arguments, status=0):
+    return python(folder, "-m", "pytest", "-p", "no:cacheprovider", *arguments, status=status)
+
+
+def project(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    return folder
+
+
+def test_the_example_does_what_its_page_says():
+    page = (EXAMPLE / "README.md").read_text()
+    examples = re.findall(r"^    \$ python -m pytest (.*)\n((?:    .*\n)+)", page, re.MULTILINE)
+    assert len(examples) == page.count("$ python") == 4
+    for command, shown in examples:
+        said = run_pytest(EXAMPLE, *shlex.split(command), status=int("failed" in shown))
+        shown = re.sub("^    ", "", shown, flags=re.MULTILINE) + "...\n"
+        assert doctest.OutputChecker().check_output(shown, said, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), said
+    for link in re.findall(r"\]\(([^)#]+)\)", page):
+        assert (EXAMPLE / link).exists()
+
+
+KERNELS = '''
+import cupy as cp
+
+half = cp.RawKernel(r"""
+extern "C" __global__ void half(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] / 2; }
+""", "half")
+arch = cp.RawKernel(r"""
+extern "C" __global__ void arch(int* out) { *out = __CUDA_ARCH__; }
+""", "arch")
+unused = cp.RawKernel("", "unused")
+'''
+CONFTEST = """
+pytest_plugins = ["cupyflash.ptxsim.testing"]
+"""
+TESTS = """
+import numpy as np
+import pytest
+
+def launch(x):
+    import kernels
+    y = kernels.cp.zeros(32, kernels.cp.float32)
+    kernels.half((1,), (32,), (x, y))
+    return y
+
+def test_right():
+    import kernels
+    assert (launch(kernels.cp.ones(32, kernels.cp.float32)) == 0.5).all()
+
+def test_uninitialised():
+    import kernels
+    launch(kernels.cp.empty(32, kernels.cp.float32))
+
+def test_uninitialised_and_wrong():
+    import kernels
+    assert launch(kernels.cp.empty(32, kernels.cp.float32))[0] == 0
+
+@pytest.fixture
+def prepared():
+    import kernels
+    return launch(kernels.cp.empty(32, kernels.cp.float32))
+
+def test_uninitialised_in_a_fixture(prepared):
+    pass
+
+def test_out_of_bounds():
+    import kernels
+    launch(kernels.cp.ones(31, kernels.cp.float32))
+
+@pytest.mark.ptxsim(sanitize=False)
+def test_not_watched():
+    import kernels
+    launch(kernels.cp.empty(32, kernels.cp.float32))
+
+@pytest.mark.ptxsim(arch="sm_86")
+class TestArchitectures:
+    @pytest.mark.parametrize("unused", [0])
+    def test_of_the_class(self, unused):
+        assert self.arch() == 860
+
+    @pytest.mark.ptxsim(arch="sm_75")
+    def test_its_own(self):
+        assert self.arch() == 750
+
+    def arch(self):
+        import kernels
+        out = kernels.cp.zeros((), int)
+        kernels.arch((1,), (1,), (out,))
+        return int(out)
+
+def test_architecture_of_the_run(simulated_cupy):
+    import kernels
+    assert TestArchitectures().arch() == 900 and kernels.cp is simulated_cupy
+
+@pytest.mark.ptxsim(archh="sm_75")
+def test_misspelt():
+    pass
+
+def test_no_other_part_of_cupy():
+    with pytest.raises(ModuleNotFoundError, match=r"cupyx\\.scipy: not simulated"):
+        import cupyx.scipy.sparse
+    with pytest.raises(ModuleNotFoundError, match=r"cupy\\._core: not simulated"):
+        from cupy._core import core
+    from cupy import cuda, testing
+    import cupy.cuda.runtime
+    assert cupy.cuda is cuda and cuda.is_available()
+"""
+
+
+def test_tests_of_a_project(tmp_path):
+    """The plugin comes from its conftest.py; each test has the outcome that its name says, and nothing else."""
+    folder = project(tmp_path, kernels=KERNELS, conftest=CONFTEST, test_kernels=TESTS)
+    said = run_pytest(folder, "--cuda=auto", "--ptxsim-sanitize", "--ptxsim-arch=sm_90", "-rA", status=1)
+    outcomes = dict(line.split(" ")[1::-1] for line in said.splitlines() if re.match("(PASSED|FAILED|ERROR) ", line))
+    assert {name.split("::")[-1]: outcome for name, outcome in outcomes.items()} == {
+        "test_right": "PASSED",
+        "test_uninitialised": "FAILED",
+        "test_uninitialised_and_wrong": "FAILED",
+        "test_uninitialised_in_a_fixture": "ERROR",
+        "test_out_of_bounds": "FAILED",
+        "test_not_watched": "PASSED",
+        "test_of_the_class[0]": "PASSED",
+        "test_its_own": "PASSED",
+        "test_architecture_of_the_run": "PASSED",
+        "test_misspelt": "ERROR",
+        "test_no_other_part_of_cupy": "PASSED",
+    }
+    assert said.count("uninitialised global memory: thread (0, 0, 0)") == 3
+    assert "Captured sanitizer call" in said or "- sanitizer call -" in said
+    assert "out of bounds: thread (31, 0, 0)" in said and "no choice archh" in said
+    assert re.search(r"^cuda: simulator \(sm_90, lockstep schedule, sanitizer on\)$", said, re.MULTILINE)
+    assert re.search(r"^arch    3 launches\nhalf    6 launches\nunused  never launched\n", said, re.MULTILINE)
+
+
+UNCHANGED = """
+def test_cupy(simulated_cupy):
+    import cupy
+    assert cupy.ndarray.__module__ == "cupy" and hasattr(cupy, "fuse") and simulated_cupy is not cupy
+    x = simulated_cupy.zeros(1)
+    simulated_cupy.RawKernel('extern "C" __global__ void one(double* x) { *x = 1; }', "one")((1,), (1,), (x,))
+    assert x == 1
+
+def test_replacing_and_undoing(simulated_cupy):
+    import cupy as installed
+    from cupyflash.ptxsim.testing.replacement import replace_cupy
+    undo = replace_cupy()
+    import cupy, cupyx, sys
+    assert cupy is simulated_cupy is not installed and sys.modules["cupy.cuda"] is cupy.cuda
+    assert not hasattr(cupyx, "scatter_add")
+    undo()
+    import cupy, cupyx
+    assert cupy is installed and sys.modules["cupy.cuda"] is cupy.cuda and hasattr(cupyx, "scatter_add")
+    from cupy import _core
+"""
+
+
+def test_cupy_stays_as_it_is(tmp_path):
+    """Without the plugin's choice, and with its other options; the fixture has kernels for the simulator alone."""
+    folder = project(tmp_path, test_cupy=UNCHANGED)
+    said = run_pytest(folder, *PLUGIN, "--ptxsim-schedule=random", "--ptxsim-seed=5")
+    assert "\ncuda: CuPy as it is installed\n" in said and "one  1 launch\n" in said
+
+
+def test_cupy_in_use_is_not_replaced(tmp_path):
+    files = {"conftest": "import kernels\n" + CONFTEST, "kernels": KERNELS, "test_nothing": "def test_nothing(): pass"}
+    said = run_pytest(project(tmp_path, **files), "--cuda=simulator", status=4)
+    assert "CuPy is in use already, by kernels; load the plugin earlier: -p cupyflash.ptxsim.testing" in said
+
+
+def test_workers(tmp_path):
+    """Those of pytest-xdist replace CuPy before conftest.py imports it, too, and tell what they launched."""
+    test = """
+import kernels, pytest
+
+@pytest.mark.parametrize("n", range(3))
+def test_half(n):
+    x, y = kernels.cp.ones(32, "f4"), kernels.cp.zeros(32, "f4")
+    kernels.half((1,), (32,), (x, y))
+    assert (y == 0.5).all()
+"""
+    folder = project(tmp_path, conftest="import kernels", kernels=KERNELS, test_half=test)
+    said = run_pytest(folder, *PLUGIN, "-p", "xdist", "-n", "1", "--cuda=simulator", "-q")
+    assert "half    3 launches\n" in said and "3 passed" in said
+
+
+def test_who_holds_cupy_is_named():
+    with pytest.raises(replacement.AlreadyImported, match=r"tests\.ptxsim\.test_kernel_testing_plugin"):
+        replacement.replace_cupy()
+
+
+@pytest.mark.parametrize("available, choice", [(True, "gpu"), (False, "simulator")])
+def test_auto(monkeypatch, available, choice):
+    monkeypatch.setattr(cupy, "is_available", lambda: available)
+    assert plugin._without_gpu() == choice
