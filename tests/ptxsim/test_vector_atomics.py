@@ -116,6 +116,17 @@ def test_vectors_must_be_aligned_and_inside():
     np.testing.assert_array_equal(memory[start : start + 8], [1, 1, 1, 1, 0, 0, 0, 0])
 
 
+def test_a_store_to_one_element_races_with_the_atomic():
+    source = """
+    extern "C" __global__ void mixed(float4* sums) {
+      if (threadIdx.x < 32) atomicAdd(sums, make_float4(1, 1, 1, 1));
+      else if (threadIdx.x == 32) sums->w = 5;
+    }"""
+    with ptxsim.sanitize() as report:
+        launch(source, 1, 64, np.zeros((1, 4), np.float32), arch="sm_90")
+    assert [f.kind for f in report.findings] == ["global race"], str(report)
+
+
 def test_undefined_elements_are_found():
     text = kernel("red", "add", "f32", 4).replace("ld.global.b32 %x2, [%at+8];", "")
     cells, x, old = np.zeros((4, 4), np.float32), np.ones((32, 4), np.float32), poisoned((32, 4), np.float32)

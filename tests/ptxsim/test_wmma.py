@@ -10,10 +10,11 @@ import pytest
 
 from cupyflash import ptxsim
 
+from .fuzz.compare import launch_ptx
 from .launching import SCHEDULES, launch, poisoned, schedule_name
 
 _PLACES = importlib.util.find_spec("nvidia").submodule_search_locations
-pytestmark = pytest.mark.skipif(
+needs_mma_h = pytest.mark.skipif(
     not any(found for place in _PLACES for found in Path(place).glob("*/include/crt/mma.h")),
     reason="mma.h needs nvidia-cuda-crt",
 )
@@ -96,6 +97,7 @@ def stored(matrix, by_rows, padding=16):
     return memory, memory.shape[1]
 
 
+@needs_mma_h
 @pytest.mark.parametrize("kind, accumulator, m, n, k", CASES)
 def test_products_of_every_type_shape_and_layout(kind, accumulator, m, n, k):
     """Of small integers, which every type and sum holds exactly."""
@@ -165,6 +167,7 @@ DUMP_SOURCE = HEAD + "".join(DUMPS.values())
 DUMP_TYPES = {"half": np.float16, "s8": np.int8, "tf32": np.float32, "float": np.float32, "double": np.float64}
 
 
+@needs_mma_h
 @pytest.mark.parametrize("layout", ["row", "col"])
 @pytest.mark.parametrize("kind, use, m, n, k", DUMPED)
 def test_elements_lie_where_those_of_mma_do(kind, use, m, n, k, layout):
@@ -207,6 +210,7 @@ extern "C" __global__ void widen(const half* a, const half* b, const half* c, fl
 )
 
 
+@needs_mma_h
 @pytest.mark.parametrize(
     "name, addend, result", [("narrow", np.float32, np.float16), ("widen", np.float16, np.float32)]
 )
@@ -237,6 +241,7 @@ extern "C" __global__ void clamped(const signed char* a, const signed char* b, i
 )
 
 
+@needs_mma_h
 @pytest.mark.parametrize("clamp", [False, True])
 def test_sums_of_integers_wrap_or_are_clamped(clamp):
     rng = np.random.default_rng(5)
@@ -270,6 +275,7 @@ extern "C" __global__ void nibbles(const int* a, const int* b, int* d, int strid
 )
 
 
+@needs_mma_h
 @pytest.mark.parametrize("kind", ["s4", "u4"])
 def test_numbers_of_4_bits(kind):
     rng = np.random.default_rng(6)
@@ -334,15 +340,59 @@ def gemm(m, n, k, after_use="__syncthreads()", **settings):
     return d, exact, (k + 4) * 2.0**-23 * (0.5 * abs(a) @ abs(b) + 2 * abs(c))
 
 
-@pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
-@pytest.mark.parametrize("model", ["fp32", "ampere"])
-def test_a_gemm_with_tiles_in_shared_memory(settings, model):
-    if model != "fp32" and settings["schedule"] == "random":
-        pytest.skip("the arithmetic does not depend on the schedule")
-    out, exact, bound = gemm(128, 64, 96, mma=model, **settings)
+@needs_mma_h
+@pytest.mark.parametrize(
+    "settings",
+    [s | {"arch": a} for s, a in zip(SCHEDULES, ("sm_80", "sm_75", "sm_90"), strict=True)],
+    ids=schedule_name,
+)
+def test_a_gemm_with_tiles_in_shared_memory(settings):
+    out, exact, bound = gemm(128, 64, 96, **settings)
     assert (abs(out - exact) <= bound).all()
 
 
+@needs_mma_h
+def test_a_gemm_in_the_arithmetic_of_a_gpu():
+    """Other bits than the float32 sums, and within the same bound."""
+    out, exact, bound = gemm(64, 64, 64, mma="ampere")
+    assert (abs(out - exact) <= bound).all() and (out != gemm(64, 64, 64)[0]).any()
+
+
+PTX = """
+.version 8.8
+.target sm_75
+.address_size 64
+.visible .entry product(.param .u64 a, .param .u64 b, .param .u64 d)
+{
+.reg .b32 %a<8>, %b<8>; .reg .f32 %c<8>, %zero; .reg .b64 %p; .shared .align 32 .b8 tile[512];
+.reg .b32 %t, %low, %high; .reg .b64 %at;
+mov.u32 %t, %tid.x; ld.param.u64 %p, [b]; mad.wide.u32 %at, %t, 16, %p;
+ld.global.v4.b32 {%a0, %a1, %a2, %a3}, [%at];
+mov.u32 %low, tile; mad.lo.u32 %low, %t, 16, %low; st.shared.v4.b32 [%low], {%a0, %a1, %a2, %a3};
+bar.warp.sync 0xffffffff;
+ld.param.u64 %p, [a];
+wmma.load.a.sync.aligned.m16n16k16.col.f16 {%a0, %a1, %a2, %a3, %a4, %a5, %a6, %a7}, [%p];
+wmma.load.b.sync.aligned.m16n16k16.col.shared.f16 {%b0, %b1, %b2, %b3, %b4, %b5, %b6, %b7}, [tile];
+mov.f32 %zero, 0f00000000;
+wmma.mma.sync.aligned.col.col.m16n16k16.f32.f32 {%c0, %c1, %c2, %c3, %c4, %c5, %c6, %c7},
+  {%a0, %a1, %a2, %a3, %a4, %a5, %a6, %a7}, {%b0, %b1, %b2, %b3, %b4, %b5, %b6, %b7},
+  {%zero, %zero, %zero, %zero, %zero, %zero, %zero, %zero};
+ld.param.u64 %p, [d];
+wmma.store.d.sync.aligned.m16n16k16.row.global.f32 [%p+64], {%c0, %c1, %c2, %c3, %c4, %c5, %c6, %c7};
+ret;
+}"""
+
+
+def test_operands_as_hand_written_ptx_has_them():
+    """Without strides, from a generic address and a variable, to an address with an offset."""
+    a, b = (np.random.default_rng(n).integers(-9, 10, (16, 16)).astype(np.float16) for n in range(2))
+    out = poisoned((17, 16), np.float32)
+    launch_ptx(PTX, "product", (1,), (32,), (a, b, out), arch="sm_75")
+    np.testing.assert_array_equal(out[1:], a.T.astype(float) @ b.T)
+    assert np.isnan(out[0]).all()
+
+
+@needs_mma_h
 def test_the_sanitizer_sees_into_fragments():
     with ptxsim.sanitize() as report:
         gemm(64, 64, 64)
@@ -352,6 +402,7 @@ def test_the_sanitizer_sees_into_fragments():
     assert {finding.kind for finding in report.findings} == {"shared race"} and "mma.hpp" in str(report), str(report)
 
 
+@needs_mma_h
 def test_the_profile_counts_tiles():
     with ptxsim.profile() as profile:
         gemm(64, 64, 64)
@@ -371,6 +422,7 @@ extern "C" __global__ void lonely(const half* x, half* out) {
 )
 
 
+@needs_mma_h
 def test_every_lane_must_take_part():
     x, out = np.ones((16, 16), np.float16), poisoned((16, 16), np.float16)
     source = LONELY
@@ -382,6 +434,7 @@ def test_every_lane_must_take_part():
         launch(source.replace("LANE", "32"), 1, 31, x, out)
 
 
+@needs_mma_h
 def test_accesses_outside_of_arrays_are_found():
     x, out = np.ones((15, 16), np.float16), poisoned((16, 16), np.float16)
     with pytest.raises(ptxsim.MemoryFault, match="read of 4 bytes in global memory"):
