@@ -8,11 +8,10 @@ import pytest
 import experiments
 
 PAGES = Path(experiments.__file__).parent
+WITH_EXAMPLES = "accuracy.md", "error_bound.md", "options.md", "speed.md", "testing_kernels.md", "tutorial.md"
 
 
-@pytest.mark.parametrize(
-    "page", ["error_bound.md", "options.md", "tutorial.md", "accuracy.md", "speed.md", "testing_kernels.md"]
-)
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_examples(page):
-    failed, tried = doctest.testfile(str(PAGES / f"{page}.md"), module_relative=False)
+    failed, tried = doctest.testfile(str(PAGES / page), module_relative=False)
     assert tried > 10 and not failed
