@@ -93,7 +93,7 @@ class Group:
         return error.located(kind, f"{self.thread(lane)}: {what}", ins)
 
     def describe(self, ins, lane):
-        return f"kernel {self.chunk.launch.program.name}, {self.thread(lane)}, {ins.where}"
+        return f"kernel {self.chunk.launch.program.name}, {self.thread(lane)}, {ins.path}"
 
     def thread(self, lane):
         """A lane of the group as a thread of a block, in words."""

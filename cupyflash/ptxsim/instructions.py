@@ -12,7 +12,8 @@ _NOT_HERE = """
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`
 * calls through function pointers, of functions outside the module (but `printf` and `assert`), and recursion
-* special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers
+* special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers, and
+  the two that hold the address of the driver's workspace (`%envreg1`, `%envreg2`: for `this_grid().sync()`)
 """
 
 

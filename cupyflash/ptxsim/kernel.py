@@ -8,6 +8,7 @@ import numbers
 import numpy as np
 
 from .arguments import check_byte_order, packed
+from .cooperative import check_resident
 from .launch import Launch
 from .occupancy import most_threads
 from .profile import current_profile
@@ -103,6 +104,8 @@ class Kernel:
         parameters = packed(program, args)
         arrays = {f"args[{i}]": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
         arrays |= {f"device_memory array {i}": a for i, a in enumerate(_mapped.get())}
+        if self.enable_cooperative_groups:
+            check_resident(self.module, self.name, current().arch, math.prod(grid), threads, used)
         with np.errstate(all="ignore"):
             Launch(program, grid, block, parameters, arrays, used, profile, report).run()
 
@@ -127,6 +130,11 @@ class Kernel:
                 "per block"
             )
         self.module.dynamic_limits[self.name] = int(value)
+
+    @property
+    def enable_cooperative_groups(self):
+        """Whether its launches are cooperative."""
+        return self.module.enable_cooperative_groups
 
     @property
     def num_regs(self):

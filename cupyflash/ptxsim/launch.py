@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .cooperative import workspace
 from .errors import SimulationError
 from .group import WARP
 from .machine import Chunk
@@ -33,6 +34,9 @@ class Launch:
         self.param = _filled("param", parameters)
         self.const = _filled("const", program.module.constant_memory)
         self.arrays = arrays | program.module.memory
+        self.workspace = None
+        if program.module.raw.enable_cooperative_groups:
+            self.arrays["the grid's workspace"] = self.workspace = workspace()
         self.global_ = GlobalMemory([_extent(a) for a in self.arrays.values() if a.size])
         self.checker = None if report is None else Checker(report, self)
         self.observers = [observer for observer in (self.counters, self.checker) if observer is not None]
@@ -51,7 +55,7 @@ class Launch:
     def run_chunks(self):
         """Chunk by chunk, in processes if there may be several."""
         lanes = self.settings.chunk_lanes or (_RESIDENT_LANES if self.program.awaits_blocks else _CHUNK_LANES)
-        per_chunk = max(1, lanes // (-(-self.threads // WARP) * WARP))
+        per_chunk = max(1, lanes // (-(-self.threads // WARP) * WARP)) if self.workspace is None else self.blocks
         chunks = [(first, min(per_chunk, self.blocks - first)) for first in range(0, self.blocks, per_chunk)]
         processes = 1 if self.observers or self.program.communicates else min(self.settings.workers, len(chunks))
         if processes > 1:

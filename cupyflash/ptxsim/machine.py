@@ -9,6 +9,7 @@ import numpy as np
 
 from .async_copy import AsyncCopies
 from .barrier import Barriers
+from .cooperative import why_trap
 from .errors import Deadlock
 from .flow import bits, is_barrier
 from .group import WARP, Group, NotConverged, both
@@ -200,7 +201,7 @@ class Chunk:
         if is_barrier(ending):
             return targets[0] if self.barriers.arrive(x, block, *result) else None
         if ending.opcode == "trap":
-            raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), "trap", "trap")
+            raise x.error(ending, 0 if x.mask is None else int(np.argmax(x.mask)), why_trap(self.launch), "trap")
         if ending.opcode == "brx":
             pcs = self.indexed(x, block, *result)
             self.tell_branch(x, block, pcs if pcs.size > 1 else None)

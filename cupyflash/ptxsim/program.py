@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 
+from .cooperative import environment_register
 from .flow import basic_blocks, bits, in_loop, leave_at_branches, results, sources
 from .inline import inline_calls
 from .isa import check_support, types_of
@@ -155,6 +156,8 @@ def lane_values(name, chunk):
         bit = one << lane
         masks = {"eq": bit, "lt": bit - one, "le": bit | (bit - one), "ge": ~(bit - one), "gt": ~(bit | (bit - one))}
         return masks[name[9:]]
+    if name.startswith("envreg"):
+        return _uniform(environment_register(name, launch))
     fixed = {
         "nwarpid": chunk.pitch // 32,
         "smid": 0,

@@ -26,7 +26,10 @@ class RawModule:
         meaning for a file.
     name_expressions : sequence of str, optional
         Names of template instances, to be asked for by `get_function` in exactly this spelling.
-    backend, translate_cucomplex, enable_cooperative_groups, jitify
+    enable_cooperative_groups : bool
+        Launch cooperatively: all blocks of a grid at once, so that `this_grid().sync()` works. A grid that does not fit
+        on a GPU is refused (CuPy cuts a one-dimensional one down, with a warning).
+    backend, translate_cucomplex, jitify
         As `cupy.RawModule` has them, with CuPy's default only.
 
     Raises
@@ -40,7 +43,8 @@ class RawModule:
     """
 
     __slots__ = (
-        "_arch", "_loaded", "_lock", "_ptx", "code", "dynamic_limits", "file_path", "name_expressions", "options",
+        "_arch", "_loaded", "_lock", "_ptx", "code", "dynamic_limits", "enable_cooperative_groups", "file_path",
+        "name_expressions", "options",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +63,7 @@ class RawModule:
             raise TypeError("code, path: exactly one of the two must be given")
         if path is not None and name_expressions is not None:
             raise ValueError("name_expressions: need code, a file has no C++ names")
-        _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify)
+        _check_choices(backend, translate_cucomplex, jitify)
         name, text = ("code", code) if path is None else ("path", path)
         if not isinstance(text, str):
             raise TypeError(f"{name}: {type(text).__name__}, must be str")
@@ -68,6 +72,7 @@ class RawModule:
         self.code, self.file_path = code, path
         self.options = options if path is None else ()
         self.name_expressions = tuple(name_expressions or ())
+        self.enable_cooperative_groups = bool(enable_cooperative_groups)
         self.dynamic_limits = {}  # kernel -> max_dynamic_shared_size_bytes that was set
         self._ptx = None if path is None else read_ptx(path)
         self._loaded = {}
@@ -132,17 +137,12 @@ class RawModule:
         return self._ptx, {}
 
 
-def _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify):
+def _check_choices(backend, translate_cucomplex, jitify):
     """Refuse what CuPy can and the simulator cannot."""
     if backend != "nvrtc":
         raise ValueError(f"backend: {backend!r}, must be 'nvrtc', which needs neither nvcc nor a host compiler")
     if translate_cucomplex:
         raise ValueError("translate_cucomplex: must be False; <cupy/complex.cuh> has the functions under its own names")
-    if enable_cooperative_groups:
-        raise ValueError(
-            "enable_cooperative_groups: must be False, a grid cannot be synchronised here; groups within a block need "
-            "no such choice"
-        )
     if jitify:
         raise ValueError("jitify: must be False; CUB, Thrust and libcu++ are found without it")
 
@@ -150,7 +150,7 @@ def _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jiti
 class RawKernel(Kernel):
     """One kernel from its own source: `RawModule(code=code, options=options).get_function(name)`.
 
-    The choices are those of `cupy.RawKernel`, and refused as `RawModule` refuses them.
+    The choices are those of `cupy.RawKernel`, taken and refused as `RawModule` does.
 
     >>> import numpy as np
     >>> kernel = RawKernel('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }', "twice")
@@ -173,6 +173,6 @@ class RawKernel(Kernel):
         enable_cooperative_groups=False,
         jitify=None,
     ):
-        _check_choices(backend, translate_cucomplex, enable_cooperative_groups, jitify)
-        super().__init__(RawModule(code, options=options), name)
+        _check_choices(backend, translate_cucomplex, jitify)
+        super().__init__(RawModule(code, options=options, enable_cooperative_groups=enable_cooperative_groups), name)
         self.module.get_function(name)

@@ -110,7 +110,7 @@ def settings(**choices):
     chunk_lanes : int, optional
         Threads that are simulated together, as one NumPy array for each register (at least one block). Default: 4096,
         or 262,144 where a loop of the kernel may wait for other blocks: as on a GPU, a block cannot wait for one that
-        does not run at the same time.
+        does not run at the same time. Cooperative launches have all their blocks together, whatever is chosen.
     workers : int, default 1
         Processes that share the chunks of a launch, on Linux; the results are those of one. Kernels whose blocks may
         work together (atomics, fences or volatile accesses in global memory) run in one, as do all under `profile`

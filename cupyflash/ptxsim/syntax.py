@@ -116,10 +116,14 @@ class Instruction:
         return f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.line}"
 
     @property
+    def path(self):
+        """`where`, with the calls that this code is inlined at."""
+        return " called at ".join((self.where, *self.calls))
+
+    @property
     def place(self):
         """The line of the PTX text, and that of the CUDA source with the calls that this code is inlined at."""
-        line = f"PTX line {self.line}"
-        return f"{line}, {' called at '.join((self.where, *self.calls))}" if self.source else line
+        return f"PTX line {self.line}, {self.path}" if self.source else f"PTX line {self.line}"
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -36,9 +36,9 @@ class PtxModule(ptxsim.RawModule):
     """As the driver loads PTX: nothing of the source is left."""
 
     def __init__(self, ptx, arch):
-        self.code, self.options, self.name_expressions = "", (), ()
+        self.code, self.file_path, self.options, self.name_expressions = "", None, (), ()
         self.dynamic_limits, self._loaded, self._lock, self._arch = {}, {}, threading.Lock(), arch
-        self.ptx = ptx
+        self.ptx, self.enable_cooperative_groups = ptx, False
 
     def _load(self, arch):
         with self._lock:

@@ -55,7 +55,6 @@ def test_a_raw_kernel_runs():
     [
         ({"backend": "nvcc"}, "backend: 'nvcc', must be 'nvrtc'"),
         ({"translate_cucomplex": True}, "translate_cucomplex: must be False"),
-        ({"enable_cooperative_groups": True}, "enable_cooperative_groups: must be False, a grid cannot be"),
         ({"jitify": True}, "jitify: must be False"),
     ],
 )

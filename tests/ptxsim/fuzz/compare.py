@@ -18,8 +18,9 @@ class PtxModule:
     """A module of PTX text, as a Kernel wants it."""
 
     def __init__(self, text):
-        self.text, self.code, self.options = text, "", ()
+        self.text, self.code, self.file_path, self.options = text, "", None, ()
         self.loaded, self.dynamic_limits = {}, {}
+        self.enable_cooperative_groups = False
 
     def _load(self, arch):
         if arch not in self.loaded:

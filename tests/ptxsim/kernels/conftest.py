@@ -21,10 +21,10 @@ def name_of(way):
 
 
 @functools.cache
-def module(code, expressions, options, arch):
+def module(code, arch, **choices):
     """Compiled once for all tests of a process."""
     with ptxsim.settings(arch=arch):
-        return ptxsim.RawModule(code=code, options=options, name_expressions=expressions)
+        return ptxsim.RawModule(code=code, **choices)
 
 
 class Launcher:
@@ -39,11 +39,12 @@ class Launcher:
         self.kinds = set()
         self.watched = ptxsim.sanitize if sanitized else contextlib.nullcontext
 
-    def __call__(self, family, kernel, grid, block, *args, shared_mem=0, options=(), arch="sm_80"):
+    def __call__(self, family, kernel, grid, block, *args, shared_mem=0, options=(), arch="sm_80", cooperative=False):
         grid, block = ((n,) if isinstance(n, int) else tuple(n) for n in (grid, block))
         with ptxsim.settings(arch=arch, **self.settings), self.watched() as report:
             expressions = (kernel,) if "<" in kernel else ()
-            function = module(self.source(family), expressions, options, arch).get_function(kernel)
+            choices = {"name_expressions": expressions, "enable_cooperative_groups": cooperative}
+            function = module(self.source(family), arch, options=options, **choices).get_function(kernel)
             if shared_mem > 48 * 1024:
                 function.max_dynamic_shared_size_bytes = shared_mem
             function(grid, block, args, shared_mem=shared_mem)
