@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .syntax import Address, Function, Instruction, Memory, Not, Pair, Register
+from .syntax import Address, Function, Instruction, Memory, Not, Pair, Register, Variable
 
 POLLING = {"atom", "nanosleep", "membar", "fence"}
 POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio"}
@@ -11,12 +11,12 @@ POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio"}
 @dataclasses.dataclass(slots=True, eq=False)
 class Block:
     """Instructions that run together. `ending` is the instruction that decides what comes next:
-    bra, brx, ret, exit, a barrier, trap, or None where control falls into the next block."""
+    bra, brx, call, ret, exit, a barrier, trap, or None where control falls into the next block."""
 
     index: int
     code: list
     ending: Instruction | None
-    targets: tuple  # block indices; a conditional branch has (taken, fall through)
+    targets: tuple  # block indices; a conditional branch has (taken, fall through), a return to a caller none
     reads: int = 0  # registers, as bit sets
     writes: int = 0
     delivered: int = 0  # what its ending, a bar.red, writes when all threads have arrived
@@ -37,13 +37,14 @@ def may_wait(instruction):
 
 
 def ends_block(instruction):
-    return instruction.opcode in ("bra", "brx", "ret", "exit", "trap") or is_barrier(instruction)
+    return instruction.opcode in ("bra", "brx", "call", "ret", "exit", "trap") or is_barrier(instruction)
 
 
 def basic_blocks(function: Function) -> list[Block]:
-    """Blocks of a kernel. Index `len(blocks)` stands for the exit."""
+    """Blocks of a kernel, and of the functions whose frames it has. Index `len(blocks)` stands for the exit."""
     code = function.code
-    starts = {0, *function.labels.values()}
+    starts = {0, *function.labels.values(), *(frame.position for frame in function.frames)}
+    called = min((frame.position for frame in function.frames if frame.register), default=len(code))
     for position, instruction in enumerate(code):
         if ends_block(instruction):
             starts.add(position + 1)
@@ -60,7 +61,7 @@ def basic_blocks(function: Function) -> list[Block]:
         body = code[start:stop]
         ending = body.pop() if body and ends_block(body[-1]) else None
         following = index + 1
-        if ending is None or is_barrier(ending):
+        if ending is None or ending.opcode == "call" or is_barrier(ending):
             targets = (following,)
         elif ending.opcode == "bra":
             taken = number[_position(function, ending.operands[0].name, ending)]
@@ -70,9 +71,13 @@ def basic_blocks(function: Function) -> list[Block]:
             targets = tuple(number[_position(function, name, ending)] for name in table)
             if ending.guard is not None:
                 targets += (following,)
+        elif ending.opcode == "ret" and start >= called:
+            targets = ()
         else:
             targets = (exit_index,) if ending.guard is None else (exit_index, following)
         blocks.append(Block(index, body, ending, targets))
+    for frame in function.frames:
+        frame.entry = number[frame.position]
     _liveness(blocks)
     return blocks
 
@@ -81,7 +86,7 @@ def leave_at_branches(blocks):
     """Let conditional branches to a bare `ret` end their lanes at once. That block, the last one, would run after all
     others, and until then barriers would wait for lanes that have nothing left to do."""
     bare = {b.index for b in blocks if not b.code and b.ending and b.ending.opcode in ("ret", "exit")}
-    bare = {index for index in bare if blocks[index].ending.guard is None}
+    bare = {index for index in bare if blocks[index].targets == (len(blocks),)}
     for block in blocks:
         if len(block.targets) > 1:
             block.targets = tuple(len(blocks) if target in bare else target for target in block.targets)
@@ -105,7 +110,7 @@ def _position(function, label, instruction):
 
 
 def registers_of(operand):
-    """Registers named by an operand, in order."""
+    """Registers that an operand depends on, in order."""
     if isinstance(operand, Register):
         return [operand]
     if isinstance(operand, tuple):
@@ -116,14 +121,16 @@ def registers_of(operand):
         return registers_of(operand.base)
     if isinstance(operand, Not):
         return [operand.register]
+    if isinstance(operand, Variable):
+        return [operand.frame] if operand.frame else []
     if isinstance(operand, Pair):
         return registers_of(operand.value) + registers_of(operand.predicate)
     return []
 
 
 _NO_RESULT = {
-    "st", "red", "bra", "brx", "ret", "exit", "trap", "brkpt", "bar", "barrier", "cp", "membar", "fence", "nanosleep",
-    "prefetch", "prefetchu", "stmatrix", "vprintf", "__assertfail", "applypriority", "griddepcontrol",
+    "st", "red", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier", "cp", "membar", "fence",
+    "nanosleep", "prefetch", "prefetchu", "stmatrix", "vprintf", "__assertfail", "applypriority", "griddepcontrol",
 }  # fmt: skip
 
 

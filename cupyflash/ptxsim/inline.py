@@ -1,91 +1,184 @@
-"""Calls of device functions, replaced by the function's code: the simulator itself knows no stack."""
+"""Calls of device functions, replaced by the function's code wherever that is possible.
+
+It is not where a function may call itself, and where a pointer says which one is called. The code of such functions
+stands once behind the kernel's, with copies of the registers and variables of all that is inlined in it; the calls of
+them remain, with the operands of `Enter`.
+"""
 
 import dataclasses
+import itertools
+from typing import NamedTuple
 
-from .syntax import Address, Function, Instruction, Label, Memory, Not, Pair, Register, Variable
+from .callgraph import BUILTIN, call_of, candidates, needing_a_stack, sizes
+from .frames import Frame
+from .syntax import Address, Function, Instruction, Label, Memory, Module, Not, Pair, Register, Variable
 
 
-def inline_calls(function: Function, functions: dict) -> Function:
-    """A copy of a kernel with every call of a function of the module written out.
+class Enter(NamedTuple):
+    """The operands of a call that needs a stack: whom it calls; the variables that stand for the parameters; where the
+    new frame begins; and the names of the functions that it may call."""
 
-    A callee's registers and variables are added to the kernel once; its code once for each call.
-    Raises NotImplementedError for recursion and for functions that the module does not define.
+    target: Label | Register
+    passed: tuple
+    end: Variable
+    names: tuple
+
+
+def inline_calls(function: Function, module: Module) -> Function:
+    """A copy of a kernel with the code of every function that it calls.
+
+    Raises NotImplementedError for functions that the module does not define, and for calls that do not fit them.
     """
     if not any(i.opcode == "call" for i in function.code):
         return function
-    return _Inliner(function, functions).run()
+    return _Inliner(function, module).run()
+
+
+class _Copy(NamedTuple):
+    """One copy of a function's code: the frame that it is part of, and what its names are called there."""
+
+    function: Function
+    frame: Frame
+    suffix: str  # of labels; the kernel has none and keeps all its names
+    passed: dict  # parameter -> variable of the caller
+    after: str | None  # where returns go; None: they stay what they are
 
 
 class _Inliner:
-    def __init__(self, function, functions):
-        self.functions = functions
-        fresh = {"registers": list(function.registers), "variables": list(function.variables)}
-        self.result = dataclasses.replace(function, **fresh, code=[], labels={}, tables={})
-        self.source = function
-        self.registers = {}  # callee -> its first register among the kernel's
-        self.calls = 0
+    def __init__(self, kernel, module):
+        self.module, self.source = module, kernel
+        self.recursive, pointed = needing_a_stack(kernel, module)
+        self.stacked = self.recursive | pointed
+        fresh = {"registers": list(kernel.registers), "variables": list(kernel.variables)}
+        self.result = dataclasses.replace(kernel, **fresh, code=[], labels={}, tables={}, frames=[])
+        self.numbers = itertools.count(1)
+        self.entered = []  # names of the functions that are called with a stack, in the order of their code
 
     def run(self):
-        self.copy(self.source, (self.source.name,), {}, 0, "", None)
+        frame = Frame(self.source, None, False, {self.source.name: 0})
+        self.copy(_Copy(self.source, frame, "", {}, None))
+        if self.stacked:
+            self.close(frame)
+        for name in self.entered:
+            register = Register(len(self.result.registers), "%frame", "b32")
+            self.result.registers.append(register)
+            frame = Frame(self.module.functions[name], register, name in self.recursive, position=len(self.result.code))
+            self.copy(self.copy_of(frame.function, frame, {}, None))
+            self.close(frame)
         return self.result
 
-    def copy(self, function, stack, variables, first, suffix, after):
-        """Append a function's code. `after`: where its returns go (None: they end the kernel)."""
-        code = self.result.code
+    def copy_of(self, function, frame, passed, after):
+        """A further copy of a function's code. A frame has its registers and variables once for all of them."""
+        if function.name not in frame.registers:
+            frame.registers[function.name] = len(self.result.registers)
+            for register in function.registers:
+                self.result.registers.append(dataclasses.replace(register, index=len(self.result.registers)))
+            for v in function.variables + (function.parameters if function is frame.function else []):
+                if v.space in ("local", "param") and frame.register:
+                    frame.variables[v] = dataclasses.replace(v, frame=frame.register)
+                else:
+                    self.result.variables.append(v)
+        return _Copy(function, frame, f"@{next(self.numbers)}", passed, after)
+
+    def copy(self, copy):
+        """Append a function's code."""
+        function, code = copy.function, self.result.code
         position = {}
         for number, instruction in enumerate(function.code):
             position[number] = len(code)
-            operands = tuple(self.operand(o, variables, first, suffix) for o in instruction.operands)
-            guard = self.operand(instruction.guard, variables, first, suffix)
+            operands = tuple(self.operand(o, copy) for o in instruction.operands)
+            guard = self.operand(instruction.guard, copy)
             if instruction.opcode == "call":
-                self.call(instruction, operands, guard, stack)
-            elif instruction.opcode == "ret" and after is not None:
-                code.append(_branch(instruction, after, guard))
+                self.call(instruction, operands, guard, copy)
+            elif instruction.opcode == "ret" and copy.after is not None:
+                code.append(_branch(instruction, copy.after, guard))
+            elif instruction.opcode == "ret" and copy.frame.register:
+                after = self.behind(instruction, guard)
+                code.append(dataclasses.replace(instruction, guard=None))
+                self.result.labels[after] = len(code)
             else:
                 code.append(dataclasses.replace(instruction, operands=operands, guard=guard))
         position[len(function.code)] = len(code)
         for label, number in function.labels.items():
-            self.result.labels[label + suffix] = position[number]
+            self.result.labels[label + copy.suffix] = position[number]
         for name, targets in function.tables.items():
-            self.result.tables[name + suffix] = [t + suffix for t in targets]
+            self.result.tables[name + copy.suffix] = [t + copy.suffix for t in targets]
 
-    def call(self, instruction, operands, guard, stack):
-        results, name, arguments = _call_operands(instruction, operands)
-        if name in ("vprintf", "__assertfail"):
-            self.result.code.append(
-                dataclasses.replace(instruction, opcode=name, modifiers=(), operands=arguments, guard=guard)
-            )
+    def call(self, instruction, operands, guard, copy):
+        code, call = self.result.code, call_of(instruction, operands)
+        name = call.target.name if isinstance(call.target, Label) else None
+        if name in BUILTIN:
+            builtin = dataclasses.replace(instruction, opcode=name, modifiers=(), operands=call.arguments, guard=guard)
+            code.append(builtin)
             return
-        callee = self.functions.get(name)
-        if callee is None or name in stack:
-            why = "recursion" if callee else "a function outside the module"
-            raise NotImplementedError(f"{instruction} {name} ({instruction.place}): {why} is not supported")
-        self.calls += 1
-        suffix = f"@{self.calls}"
-        after = f"return{suffix}"
-        if guard is not None:
-            skip = guard.register if isinstance(guard, Not) else Not(guard)
-            self.result.code.append(_branch(instruction, after, skip))
-        if name not in self.registers:
-            self.registers[name] = len(self.result.registers)
-            for register in callee.registers:
-                self.result.registers.append(dataclasses.replace(register, index=len(self.result.registers)))
-            self.result.variables += callee.variables
-        passed = dict(zip(callee.parameters, (*results, *arguments), strict=True))
-        self.copy(callee, (*stack, name), passed, self.registers[name], suffix, after)
-        self.result.labels[after] = len(self.result.code)
+        if name is None:
+            names = candidates(copy.function, call_of(instruction, instruction.operands), self.module)
+        else:
+            names = {name}
+            self.check(instruction, call)
+        after = self.behind(instruction, guard)
+        if name is None or name in self.stacked:
+            self.enter(instruction, call, names, copy.frame)
+        else:
+            callee = self.module.functions[name]
+            passed = dict(zip(callee.parameters, call.passed, strict=True))
+            self.copy(self.copy_of(callee, copy.frame, passed, after))
+        self.result.labels[after] = len(code)
 
-    def operand(self, operand, variables, first, suffix):
-        """An operand of a callee, with the kernel's register, the caller's variable, a fresh label."""
-        if not suffix:
+    def behind(self, instruction, guard):
+        """The label of what follows an instruction, to be defined there; lanes that a guard turns off branch to it."""
+        after = f"return@{next(self.numbers)}"
+        if guard is not None:
+            off = guard.register if isinstance(guard, Not) else Not(guard)
+            self.result.code.append(_branch(instruction, after, off))
+        return after
+
+    def check(self, instruction, call):
+        """Raise for a call by name that there is no function for."""
+        callee = self.module.functions.get(call.target.name)
+        what = f"{instruction} {call.target.name} ({instruction.place})"
+        if callee is None:
+            raise NotImplementedError(f"{what}: a function outside the module is not supported")
+        if sizes(callee.parameters) != sizes(call.passed):
+            raise NotImplementedError(
+                f"{what}: passes {sizes(call.passed)} bytes for parameters of {sizes(callee.parameters)}"
+            )
+
+    def enter(self, instruction, call, names, frame):
+        frame.passed.append(call.passed)
+        frame.callees |= names
+        operands = Enter(call.target, call.passed, frame.end, tuple(sorted(names)))
+        self.result.code.append(dataclasses.replace(instruction, operands=operands, guard=None))
+        self.entered += sorted(names.difference(self.entered))
+
+    def close(self, frame):
+        """End the code of a frame."""
+        code = self.result.code
+        last = code[-1]
+        code.append(Instruction("ret", (), (), None, last.line, last.source, last.calls))
+        self.result.frames.append(frame)
+        own = code[frame.position :]
+        calls = [n for n, i in enumerate(own) if i.opcode == "call"]
+        apart = {}  # variable -> the stretches of code within which it may be used
+        for before, n, behind in zip([-1, *calls], calls, [*calls[1:], len(own)], strict=False):
+            for variable in own[n].operands.passed:
+                apart.setdefault(variable, []).append(range(before + 1, behind))
+        for n, i in enumerate(own):
+            for variable in (o.address.base for o in i.operands if isinstance(o, Memory)):
+                if variable in apart and not any(n in stretch for stretch in apart[variable]):
+                    raise NotImplementedError(f"{i} {variable.name} ({i.place}): another call comes between")
+
+    def operand(self, operand, copy):
+        """An operand of a function, with the kernel's register, the frame's or the caller's variable, a fresh label."""
+        if not copy.suffix:
             return operand
-        again = lambda o: self.operand(o, variables, first, suffix)  # noqa: E731
+        again = lambda o: self.operand(o, copy)  # noqa: E731
         if isinstance(operand, Register):
-            return self.result.registers[first + operand.index]
+            return self.result.registers[copy.frame.registers[copy.function.name] + operand.index]
         if isinstance(operand, Variable):
-            return variables.get(operand, operand)
+            return copy.passed.get(operand) or copy.frame.variables.get(operand, operand)
         if isinstance(operand, Label):
-            return operand if operand.name in self.functions else Label(operand.name + suffix)
+            return operand if operand.name in self.module.addresses else Label(operand.name + copy.suffix)
         if isinstance(operand, tuple):
             return tuple(again(o) for o in operand)
         if isinstance(operand, Address):
@@ -97,19 +190,6 @@ class _Inliner:
         if isinstance(operand, Pair):
             return Pair(again(operand.value), again(operand.predicate))
         return operand
-
-
-def _call_operands(instruction, operands):
-    """(result variables, callee's name, argument variables) of `(r), f, (a, b)`."""
-    at = next((n for n, o in enumerate(operands) if isinstance(o, Label)), None)
-    if at is None or len(operands) > at + 2:
-        raise NotImplementedError(
-            f"{instruction} ({instruction.place}): calls through function pointers are not supported"
-        )
-    plain = lambda group: tuple(o.base if isinstance(o, Address) else o for o in group)  # noqa: E731
-    results = plain(operands[0]) if at else ()
-    arguments = plain(operands[at + 1]) if len(operands) > at + 1 else ()
-    return results, operands[at].name, arguments
 
 
 def _branch(at, label, guard):

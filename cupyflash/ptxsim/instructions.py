@@ -11,7 +11,7 @@ _NOT_HERE = """
 * atomics of 128 bits
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`
-* calls through function pointers, of functions outside the module (but `printf` and `assert`), and recursion
+* calls of functions outside the module (but `printf` and `assert`), and of functions whose parameters are registers
 * special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers, and
   the two that hold the address of the driver's workspace (`%envreg1`, `%envreg2`: for `this_grid().sync()`)
 """
@@ -55,6 +55,11 @@ Arithmetic is that of the ISA bit for bit, in every rounding mode. Where the ISA
 * Atomics act lane by lane in the order of lanes, those of a vector element by element. `redux.sync` of floats is an
   instruction of sm_100a and sm_103a only.
 * The caches, orders and hints in a load or store change nothing.
+
+Functions that call themselves, directly or through others, have a stack of 16,384 bytes a thread for the parameters
+and the variables in local memory of all calls that it is in, each call rounded up to 16 bytes. More is a
+`SimulationError`. Lanes of a warp that are in different numbers of such calls do not meet in `shfl`, `vote`, `match`,
+`redux` and `bar.warp`: they wait for lanes at their own depth.
 
 | opcode | modifiers | types | sm_ |
 |---|---|---|---|

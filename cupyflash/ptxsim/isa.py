@@ -390,7 +390,11 @@ def _complaint(instruction):
     """Why an instruction is not supported, or None."""
     if first_architecture(instruction) is None:
         return str(instruction)
-    named = instruction.operands if instruction.opcode not in ("bra", "brx") else instruction.operands[:-1]
+    named = instruction.operands
+    if instruction.opcode in ("bra", "brx"):
+        named = named[:-1]
+    elif instruction.opcode == "call":
+        named = named.passed
     if len(instruction.operands) not in _OPERANDS.get(instruction.opcode, (len(instruction.operands),)):
         return f"{instruction} with {len(instruction.operands)} operands"
     if instruction.opcode == "mov" and all(isinstance(o, tuple) for o in instruction.operands):

@@ -23,11 +23,11 @@ OBSERVED = {"x.global_": "global", "x.shared": "shared", "x.local": "local", "x.
 _NARROW = {"shared", "shared::cta", "local", "param", "const"}
 
 
-def space_of(t, i, memory):
+def space_of(program, i, memory):
     """The state space that an access names. A `.param` of a call is the thread's own, like a local."""
     space = next((m for m in i.modifiers if m in _SPACES), None)
     base = memory.address.base
-    if space == "param" and isinstance(base, Variable) and not t.program.is_parameter(base):
+    if space == "param" and isinstance(base, Variable) and not program.is_parameter(base):
         return "local"
     return space
 
@@ -58,7 +58,7 @@ def vector_of(i):
 
 def load(t, i, types):
     d, memory = i.operands
-    address, space = address_of(t, memory, space_of(t, i, memory))
+    address, space = address_of(t, memory, space_of(t.program, i, memory))
     type_, count = types[0], vector_of(i)
     size = t.width(type_) // 8
     _tell(t, i, "load", space, address, size * count)
@@ -74,7 +74,7 @@ def load(t, i, types):
 
 def store(t, i, types):
     memory, value = i.operands
-    address, space = address_of(t, memory, space_of(t, i, memory))
+    address, space = address_of(t, memory, space_of(t.program, i, memory))
     type_, count = types[0], vector_of(i)
     size = t.width(type_) // 8
     names = [t.use(v, f"b{8 * size}") for v in (value if count > 1 else (value,))]
@@ -88,7 +88,7 @@ def store(t, i, types):
 
 def atomic(t, i, types):
     d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
-    space_name = space_of(t, i, memory)
+    space_name = space_of(t.program, i, memory)
     address, space = address_of(t, memory, space_name)
     type_ = types[0]
     operation = next(
@@ -172,12 +172,12 @@ def _issue(t, i):
 
 
 def vprintf(t, i, types):
-    format_, arguments = (t.program.places[o] for o in i.operands)
+    format_, arguments = (t.use(o, "u32") for o in i.operands)
     t.line(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})")
 
 
 def assertfail(t, i, types):
-    text, _, line, *_ = (t.program.places[o] for o in i.operands)
+    text, _, line, *_ = (t.use(o, "u32") for o in i.operands)
     t.line(f"assertfail(x, {t.mask()}, {text}, {line}, {t.site(i)})")
 
 

@@ -1,8 +1,9 @@
 """The scheduler: lanes of a chunk of blocks in lockstep, lowest program counter first.
 
-Lanes that stand at the same basic block run it together. A group keeps running while it stays
-together and below every other runnable lane. Lanes leave the runnable set at a barrier until it is
-complete, and at a warp instruction until the lanes it names are there.
+Where calls need a stack, lanes that are within more of them go first (MinSP-PC; Collange 2011, "Stack-less SIMT
+reconvergence at low cost"). Lanes that stand at the same basic block run it together. A group keeps running while it
+stays together and below every other runnable lane. Lanes leave the runnable set at a barrier until it is complete, and
+at a warp instruction until the lanes it names are there.
 """
 
 import numpy as np
@@ -15,6 +16,7 @@ from .flow import bits, is_barrier
 from .group import WARP, Group, NotConverged, both
 from .memory import GenericSpace, LocalMemory, SharedMemory
 from .numerics import lowest, some
+from .stack import Stack
 
 NOBODY = 2**31 - 1  # as a program counter
 POLLS_BEFORE_YIELD = 32
@@ -51,6 +53,7 @@ class Chunk:
         self.generic = GenericSpace(launch.global_, self.shared, self.local, launch.param, launch.const)
         self.random = np.random.default_rng((settings.seed, first)) if settings.schedule == "random" else None
         self.copies = AsyncCopies(self.n, self.random, self.observers)
+        self.stack = Stack(self) if program.frames else None
         self.everyone = Group(self, None, None)
         self.registers = launch.initial_registers(self)
 
@@ -74,6 +77,8 @@ class Chunk:
             self.meet()
             away |= self.parked
         key = self.pc.copy()
+        if self.stack is not None:
+            key -= self.stack.depth * self.exit
         key[away] = NOBODY
         ready = key if not some(self.behind) else np.where(self.behind, NOBODY, key)
         low = lowest(ready)
@@ -86,7 +91,7 @@ class Chunk:
             return self.choose_warp(ready, key)
         active = ready == low
         ready[active] = key[active] = NOBODY
-        return self.group(active), low, lowest(ready), lowest(key) < NOBODY
+        return self.group(active), *self.blocks_of(low, lowest(ready)), lowest(key) < NOBODY
 
     def choose_warp(self, ready, key):
         warps = ready.reshape(-1, WARP).min(1)
@@ -95,7 +100,13 @@ class Chunk:
         active = np.zeros(self.n, bool)
         active[own] = ready[own] == warps[warp]
         others = np.where(active[own], NOBODY, key[own]).min()
-        return self.group(active), int(warps[warp]), int(others), True
+        return self.group(active), *self.blocks_of(int(warps[warp]), int(others)), True
+
+    def blocks_of(self, key, others):
+        """The block that a key stands for, and the block that the lowest of the other keys stands for at this depth of
+        calls: one below all if that is deeper."""
+        pc = key % self.exit
+        return pc, others - key + pc
 
     def group(self, active):
         if lowest(active):
@@ -192,6 +203,8 @@ class Chunk:
             self.tire(x.positions(), polls)
         if own:
             self.scatter(x, registers, written & live)
+        if pc is None and self.stack is not None and (block.ending.opcode == "call" or not block.targets):
+            self.stack.move(x, block, result)
 
     def follow(self, x, block, result):
         """The group's next block, or None once its lanes' own pcs are stored."""
@@ -206,6 +219,10 @@ class Chunk:
             pcs = self.indexed(x, block, *result)
             self.tell_branch(x, block, pcs if pcs.size > 1 else None)
             return self.split(x, pcs)
+        if ending.guard is None and (
+            ending.opcode == "call" or not targets
+        ):  # run_group moves them, once all is stored
+            return None
         if ending.guard is None:  # ret, exit
             return self.split(x, np.array(targets, np.int32))
         if result.size > 1:

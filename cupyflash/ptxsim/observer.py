@@ -24,6 +24,13 @@ class Observer:
     def branch(self, block, x, diverged):
         """A group has come to a conditional branch; `diverged`: an array over its warps, or False for none."""
 
+    def called(self, depth, registers, lanes):
+        """These lanes (positions in the chunk) have called a function that needs a stack, from within `depth` others;
+        `registers`: numbers of those that will be restored."""
+
+    def returned(self, depth, registers, lanes):
+        """These lanes have come back, and their registers are what they were."""
+
     def barrier(self, lanes, chunk, ins):
         """Barriers are complete and let these lanes (positions in the chunk) of one or more blocks go on; `ins`:
         the barrier instruction of the first of them."""

@@ -4,6 +4,7 @@ import bisect
 import re
 
 from .syntax import (
+    FUNCTION_WINDOW,
     SINK,
     SIZES,
     Address,
@@ -136,6 +137,8 @@ class _Parser:
         results = self.parameters_() if not entry and self.peek() == "(" else []
         function = Function(self.take(), [], entry)
         self.function = function
+        if not entry:
+            self.module.addresses.setdefault(function.name, FUNCTION_WINDOW + 16 * (len(self.module.addresses) + 1))
         function.parameters = results + (self.parameters_() if self.peek() == "(" else [])
         while self.peek() not in ("{", ";"):
             name = self.take()
@@ -208,10 +211,17 @@ class _Parser:
                 self.accept(",")
                 data += self.initial_value(type_)
             return data
-        operand = self.operand()
+        operand = self.with_addresses(self.operand())
         if not isinstance(operand, Literal):
             raise ParseError(f"PTX line {self.line(self.at)}: an address as initial value is not supported")
         return (operand.value & (1 << 8 * SIZES[type_]) - 1).to_bytes(SIZES[type_], "little")
+
+    def with_addresses(self, operand):
+        """An operand; if it names a function, that function's address."""
+        if not isinstance(operand, Label) or operand.name not in self.module.addresses:
+            return operand
+        self.module.taken.add(operand.name)
+        return Literal(self.module.addresses[operand.name])
 
     def variables_(self, space, extern=False):
         variables = [self.declaration(space, extern)]
@@ -256,7 +266,7 @@ class _Parser:
                 for variable in self.variables_(text[1:]):
                     self.scopes[-1][variable.name] = variable
                     self.function.variables.append(variable)
-            elif text in (".pragma", ".callprototype"):
+            elif text == ".pragma":
                 self.skip_past(";")
             elif text == "@":
                 guard = self.operand()
@@ -272,7 +282,10 @@ class _Parser:
                 raise ParseError(f"PTX line {self.line(self.at)}: unexpected {text!r}")
 
     def label(self, name):
-        if self.peek() == ".branchtargets":
+        if self.peek() == ".callprototype":
+            self.skip_past(";")
+            return
+        if self.peek() in (".branchtargets", ".calltargets"):
             self.take()
             targets = []
             while not self.accept(";"):
@@ -312,6 +325,8 @@ class _Parser:
         while not self.accept(";"):
             operands.append(self.operand())
             self.accept(",")
+        if opcode == "mov":
+            operands = [self.with_addresses(operand) for operand in operands]
         if "cc" in modifiers and operands:
             operands[0] = Pair(operands[0], self.carry_flag())
         if opcode in ("addc", "subc", "madc"):

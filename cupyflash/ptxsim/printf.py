@@ -18,8 +18,7 @@ _CONVERSION = re.compile(
 
 def vprintf(x, m, format_at, arguments_at, ins):
     """Print for every active lane, in order. Both arguments: where in local memory their pointers lie."""
-    address = [np.array([at], np.uint32) for at in (format_at, arguments_at)]
-    formats, buffers = (load(x, m, x.local, a, 8, ins) for a in address)
+    formats, buffers = (load(x, m, x.local, at, 8, ins) for at in (format_at, arguments_at))
     active = np.ones(x.n, bool) if m is None else np.broadcast_to(m, x.n)
     formats, buffers = np.broadcast_to(formats, x.n), np.broadcast_to(buffers, x.n)
     texts = {}
@@ -35,8 +34,7 @@ def assertfail(x, m, text_at, line_at, ins):
         return
     lane = 0 if m is None or m.size == 1 else int(np.argmax(m))
     pointer, line = (
-        int(np.broadcast_to(load(x, m, x.local, np.array([at], np.uint32), size, ins), x.n)[lane])
-        for at, size in ((text_at, 8), (line_at, 4))
+        int(np.broadcast_to(load(x, m, x.local, at, size, ins), x.n)[lane]) for at, size in ((text_at, 8), (line_at, 4))
     )
     text = ctypes.string_at(pointer).decode(errors="replace")
     raise x.error(ins, lane, f"assertion failed, line {line}: {text}")

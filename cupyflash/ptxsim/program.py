@@ -6,6 +6,7 @@ import numpy as np
 
 from .cooperative import environment_register
 from .flow import basic_blocks, bits, in_loop, leave_at_branches, results, sources
+from .frames import lay_out
 from .inline import inline_calls
 from .isa import check_support, types_of
 from .shadow import may_be_undefined
@@ -22,7 +23,7 @@ class Program:
     the checker if `sanitized`. `name`: what users call it."""
 
     def __init__(self, module, name, function, profiled, sanitized):
-        function = inline_calls(function, module.parsed.functions)
+        function = inline_calls(function, module.parsed)
         check_support(function, name, module.arch)
         function = expand_wmma(function)
         self.module, self.function = module, function
@@ -30,7 +31,10 @@ class Program:
         self.name = name
         self.communicates = communicates(function)
         self.blocks = basic_blocks(function)
-        self.awaits_blocks = self.communicates and any(b.polls and in_loop(self.blocks, b) for b in self.blocks)
+        self.frames = {module.parsed.addresses[f.function.name]: f for f in function.frames if f.register}
+        called = min((frame.entry for frame in self.frames.values()), default=len(self.blocks))  # perhaps in loops
+        polling = (b for b in self.blocks if b.polls)
+        self.awaits_blocks = self.communicates and any(b.index >= called or in_loop(self.blocks, b) for b in polling)
         if not profiled and not sanitized:  # who watches hears of every instruction
             leave_at_branches(self.blocks)
         self.constants = Constants()
@@ -50,12 +54,23 @@ class Program:
         # Variable -> offset in its state space, for this kernel.
         self.places = {p: p.offset for p in parameters} | self.module.constants
         self.shared_bytes = place((v for v in placed if v.space == "shared" and not v.extern), self.places)
-        self.local_bytes = place(
-            (v for v in placed if v.space in ("local", "param") and v not in parameters), self.places
-        )
+        local = [v for v in placed if v.space in ("local", "param") and v not in parameters]
+        frames = self.function.frames
+        self.local_bytes = lay_out(frames, local, self.places) if frames else place(local, self.places)
         dynamic = [v for v in placed if v.extern and v.space == "shared"]  # begins after the static part
         self.places |= {v: -(-self.shared_bytes // v.align) * v.align for v in dynamic}
         self.shared_bytes = max([self.shared_bytes, *(self.places[v] for v in dynamic)])
+
+    def frame_of(self, block):
+        """The frame of the function that a block of a kernel with frames belongs to."""
+        return max((f for f in self.function.frames if f.entry <= block.index), key=lambda frame: frame.entry)
+
+    def unwritten(self):
+        """The registers, as a bit set, that some path reads before it writes them."""
+        found = self.blocks[0].live_in
+        for frame in self.frames.values():
+            found |= self.blocks[frame.entry].live_in & ~(1 << frame.register.index)
+        return found
 
     def is_parameter(self, variable):
         """Whether a variable is one of the kernel's own parameters."""

@@ -6,7 +6,7 @@ computed with and selected away; it is their use that is a fault.
 """
 
 from .copied import constants, copies, masked, steps, structures
-from .flow import results, sources
+from .flow import bits, results, sources
 from .isa import types_of
 from .lower_memory import OBSERVED, address_of, space_of, vector_of
 from .lower_warp import matrix_count, shared_address
@@ -20,10 +20,10 @@ _MIXES = {"prmt", "and", "lop3", "shl", "shr", "shf", "bfe", "bfi"}  # may drop 
 def may_be_undefined(program):
     """Indices of the registers that are read before they are written on some path, or depend on memory or on
     a lane that may be inactive."""
-    found = {r for block in program.blocks[:1] for r in range(block.live_in.bit_length()) if block.live_in >> r & 1}
+    found = set(bits(program.unwritten()))
     rest = []
     for i in program.function.code:
-        if i.opcode in _SOURCES and not {"param", "const"} & set(i.modifiers):
+        if i.opcode in _SOURCES and not _loads_constant(program, i):
             found.update(r.index for r in results(i))
         elif results(i):
             rest.append(({r.index for r in sources(i)}, {r.index for r in results(i)}))
@@ -35,6 +35,12 @@ def may_be_undefined(program):
                 found |= written
                 grown = True
     return found
+
+
+def _loads_constant(program, i):
+    """Whether an instruction loads constants or parameters of the kernel, which are always defined."""
+    memory = i.operands[1]
+    return isinstance(memory, Memory) and space_of(program, i, memory) in ("param", "const")
 
 
 class Shadow:
@@ -145,6 +151,8 @@ class Shadow:
         if i.opcode in ("bar", "barrier", "brx"):
             for operand in i.operands[1 if results(i) else 0 :]:
                 self.use(operand, i, "an operand")
+        if i.opcode == "call":
+            self.use(i.operands.target, i, "the address")
         for register in results(i):
             self.current[register.index] = DEFINED
 
@@ -168,7 +176,7 @@ class Shadow:
     def place(self, i, memory, what="the address"):
         """Name of the state space (None: read-only) and local of the address of an access."""
         self.use(memory, i, what)
-        address, space = address_of(self.t, memory, space_of(self.t, i, memory))
+        address, space = address_of(self.t, memory, space_of(self.t.program, i, memory))
         return OBSERVED.get(space), address
 
     def do_ld(self, i, types):

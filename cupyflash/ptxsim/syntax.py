@@ -2,6 +2,8 @@
 
 import dataclasses
 
+FUNCTION_WINDOW = 5 << 60  # where the addresses of functions begin, above those of all state spaces
+
 SIZES = {
     "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
     "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8,
@@ -19,7 +21,8 @@ class Register:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Variable:
-    """A named piece of memory. `offset`: of a kernel's parameter, among all of them."""
+    """A named piece of memory. `offset`: of a kernel's parameter, among all of them. `frame`: the register that holds
+    where it is counted from, for what each call of a function has anew."""
 
     name: str
     space: str
@@ -29,6 +32,7 @@ class Variable:
     data: bytes | None = None
     offset: int = 0
     extern: bool = False
+    frame: Register | None = None
 
 
 def place(variables, places):
@@ -128,7 +132,10 @@ class Instruction:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Function:
-    """A kernel (`.entry`): parameters, registers, the variables it declares, and its code."""
+    """A kernel (`.entry`) or a function: parameters, registers, the variables it declares, and its code.
+
+    A kernel that is ready to run also has the code of functions that need a stack behind its own: `frames`.
+    """
 
     name: str
     parameters: list
@@ -137,14 +144,17 @@ class Function:
     variables: list = dataclasses.field(default_factory=list)
     code: list = dataclasses.field(default_factory=list)
     labels: dict = dataclasses.field(default_factory=dict)  # name -> position in code
-    tables: dict = dataclasses.field(default_factory=dict)  # .branchtargets
+    tables: dict = dataclasses.field(default_factory=dict)  # .branchtargets, .calltargets
     attributes: dict = dataclasses.field(default_factory=dict)  # .maxntid ...
+    frames: list = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Module:
-    """A PTX file."""
+    """A PTX file. `addresses`: of functions, by name; `taken`: the functions whose address is used as a value."""
 
     functions: dict = dataclasses.field(default_factory=dict)
+    addresses: dict = dataclasses.field(default_factory=dict)
+    taken: set = dataclasses.field(default_factory=set)
     variables: dict = dataclasses.field(default_factory=dict)
     target: str = ""

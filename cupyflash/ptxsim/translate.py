@@ -205,12 +205,10 @@ class BlockTranslator:
     def address(self, operand, kind):
         """An address as an operand value: of a variable, or `register + offset`."""
         base, offset = (operand.base, operand.offset) if isinstance(operand, Address) else (operand, 0)
+        if isinstance(base, Variable) and base.space == "global":
+            return self.let(f"x.variable_address({base.name!r}, {offset})", kind)
         if isinstance(base, Variable):
-            if base.space == "global":
-                return self.let(f"x.variable_address({base.name!r}, {offset})", kind)
-            name = self.constant(self.program.places[base] + offset, kind)
-            self.kinds[name] = kind
-            return name
+            base, offset = base.frame, self.program.places[base] + offset
         if base is None:
             name = self.constant(offset, kind)
             self.kinds[name] = kind
@@ -334,6 +332,10 @@ class BlockTranslator:
         if ending.opcode == "brx":
             guard = "None" if ending.guard is None else self.use(ending.guard, "pred")
             return f"{self.use(ending.operands[0], 'u32')}, {guard}"
+        if ending.opcode == "call":
+            call = ending.operands
+            target = self.use(call.target, "u64") if isinstance(call.target, Register) else "None"
+            return f"{target}, {self.use(call.end, 'u32')}"
         if ending.guard is not None:
             return self.use(ending.guard, "pred")
         return "None"

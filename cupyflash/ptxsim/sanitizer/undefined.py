@@ -13,10 +13,13 @@ from ..flow import bits
 from ..group import WARP
 from ..memory import views_of
 from ..observer import Observer
+from ..stack import Saved
 from ..tensor_core import transposed
 from ..warp import absent_sources, bits_of_warps, shuffle_source
 from .fresh import unwritten_bytes
 from .halves import LAST, NONE, UNWRITTEN, WHOLE, grown, half, of_bytes, or_none, pair, tiles, to_bytes, whole
+
+_DEFINED = np.full(1, NONE, np.uint16)
 
 
 class Undefined(Observer):
@@ -46,9 +49,9 @@ class Undefined(Observer):
             else:
                 self.quiet.add(space.name)
         self.see_generic()
-        self.kept = {}
+        self.kept, self.saved = {}, Saved(chunk.n)
         program = chunk.launch.program
-        for index in bits(program.blocks[0].live_in):
+        for index in bits(program.unwritten()):
             name = program.function.registers[index].name
             number = self.number(("uninitialised register", index), None, f"register {name}, which was given no value")
             self.kept[index] = np.full(1, number | WHOLE, np.uint16)
@@ -116,6 +119,16 @@ class Undefined(Observer):
             if new is None or not new.any():
                 self.kept.pop(index, None)
             else:
+                self.kept[index] = new
+
+    def called(self, depth, registers, lanes):
+        for index in registers:
+            self.saved.keep(depth, index, lanes, self.kept.get(index, _DEFINED))
+
+    def returned(self, depth, registers, lanes):
+        for index in registers:
+            new = self.saved.restored(depth, index, lanes, self.kept.pop(index, _DEFINED))
+            if new.any():
                 self.kept[index] = new
 
     def either(self, a, b):
