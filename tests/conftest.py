@@ -15,8 +15,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("cupyflash")
 
-# Parsed kernels are kept, millions of objects that no collection can free. At Python's own thresholds it looks at them for
-# an eighth of the time of the tests.
+# Parsed kernels are kept, millions of objects that no collection can free; at Python's own thresholds an eighth of the
+# time of the tests goes into looking at them.
 gc.set_threshold(50_000, 20, 20)
 
 
