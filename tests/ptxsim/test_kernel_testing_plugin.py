@@ -1,5 +1,6 @@
 """The pytest plugin, in processes of their own: projects that launch kernels through CuPy, without a GPU."""
 
+import argparse
 import doctest
 import os
 import re
@@ -145,7 +146,7 @@ def test_no_other_part_of_cupy():
 def test_tests_of_a_project(tmp_path):
     """The plugin comes from its conftest.py; each test has the outcome that its name says, and nothing else."""
     folder = project(tmp_path, kernels=KERNELS, conftest=CONFTEST, test_kernels=TESTS)
-    said = run_pytest(folder, "--cuda=auto", "--ptxsim-sanitize", "--ptxsim-arch=sm_90", "-rA", status=1)
+    said = run_pytest(folder, "--ptxsim=auto", "--ptxsim-sanitize", "--ptxsim-arch=sm_90", "-rA", status=1)
     outcomes = dict(line.split(" ")[1::-1] for line in said.splitlines() if re.match("(PASSED|FAILED|ERROR) ", line))
     assert {name.split("::")[-1]: outcome for name, outcome in outcomes.items()} == {
         "test_right": "PASSED",
@@ -163,7 +164,7 @@ def test_tests_of_a_project(tmp_path):
     assert said.count("uninitialised global memory: thread (0, 0, 0)") == 3
     assert "Captured sanitizer call" in said or "- sanitizer call -" in said
     assert "out of bounds: thread (31, 0, 0)" in said and "no choice archh" in said
-    assert re.search(r"^cuda: simulator \(sm_90, lockstep schedule, sanitizer on\)$", said, re.MULTILINE)
+    assert re.search(r"^kernels: simulator \(sm_90, lockstep schedule, sanitizer on\)$", said, re.MULTILINE)
     assert re.search(r"^arch    3 launches\nhalf    6 launches\nunused  never launched\n", said, re.MULTILINE)
 
 
@@ -193,12 +194,12 @@ def test_cupy_stays_as_it_is(tmp_path):
     """Without the plugin's choice, and with its other options; the fixture has kernels for the simulator alone."""
     folder = project(tmp_path, test_cupy=UNCHANGED)
     said = run_pytest(folder, *PLUGIN, "--ptxsim-schedule=random", "--ptxsim-seed=5")
-    assert "\ncuda: CuPy as it is installed\n" in said and "one  1 launch\n" in said
+    assert "\nkernels: CuPy as it is installed\n" in said and "one  1 launch\n" in said
 
 
 def test_cupy_in_use_is_not_replaced(tmp_path):
     files = {"conftest": "import kernels\n" + CONFTEST, "kernels": KERNELS, "test_nothing": "def test_nothing(): pass"}
-    said = run_pytest(project(tmp_path, **files), "--cuda=simulator", status=4)
+    said = run_pytest(project(tmp_path, **files), "--ptxsim=on", status=4)
     assert "CuPy is in use already, by kernels; load the plugin earlier: -p cupyflash.ptxsim.testing" in said
 
 
@@ -214,7 +215,7 @@ def test_half(n):
     assert (y == 0.5).all()
 """
     folder = project(tmp_path, conftest="import kernels", kernels=KERNELS, test_half=test)
-    said = run_pytest(folder, *PLUGIN, "-p", "xdist", "-n", "1", "--cuda=simulator", "-q")
+    said = run_pytest(folder, *PLUGIN, "-p", "xdist", "-n", "1", "--ptxsim=on", "-q")
     assert "half    3 launches\n" in said and "3 passed" in said
 
 
@@ -223,7 +224,8 @@ def test_who_holds_cupy_is_named():
         replacement.replace_cupy()
 
 
-@pytest.mark.parametrize("available, choice", [(True, "gpu"), (False, "simulator")])
-def test_auto(monkeypatch, available, choice):
-    monkeypatch.setattr(cupy, "is_available", lambda: available)
-    assert plugin._without_gpu() == choice
+def test_auto_on_a_machine_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(cupy, "is_available", lambda: True)
+    option = argparse.Namespace(ptxsim="auto")
+    plugin._choose(None, option)
+    assert option.ptxsim == "off"

@@ -1,9 +1,9 @@
 """Tests of kernels that a project launches through CuPy, on a machine without a GPU: a plugin for pytest.
 
-    python -m pytest -p cupyflash.ptxsim.testing --cuda=simulator --ptxsim-sanitize
+    python -m pytest -p cupyflash.ptxsim.testing --ptxsim=on --ptxsim-sanitize
 
-With ``--cuda=simulator``, ``import cupy`` gives the project :func:`simulated_cupy`: its kernels run in the simulator,
-on arrays that NumPy computes with. Without that option, and on a machine with a GPU under ``--cuda=auto``, CuPy stays
+With ``--ptxsim=on``, ``import cupy`` gives the project :func:`simulated_cupy`: its kernels run in the simulator,
+on arrays that NumPy computes with. Without that option, and on a machine with a GPU under ``--ptxsim=auto``, CuPy stays
 as it is. The options ``--ptxsim-*`` choose architecture and schedule, and have a test fail where the sanitizer finds
 something; ``@pytest.mark.ptxsim(...)`` chooses for one test. At the end of a run stands how often each kernel was
 launched.

@@ -5,7 +5,7 @@ import numpy as np
 from cupy._core._kernel import _get_elementwise_kernel_code
 
 from .array import on_host
-from .generated import GeneratedKernel, argument, count, description, indexer, indexer_description
+from .generated import GeneratedKernel, count, description, indexer, indexer_description
 
 
 class ElementwiseKernel(GeneratedKernel):
@@ -55,7 +55,8 @@ class ElementwiseKernel(GeneratedKernel):
             options,
             -(-count(shape) // block_size),
             min(count(shape), block_size),
-            (*map(argument, values), indexer(shape)),
+            values,
+            (indexer(shape),),
         )
 
     def _flattened(self, values, shape):

@@ -14,7 +14,7 @@ from cupy._core.core import _cupy_header_list
 from .. import rawmodule
 from .array import ndarray, on_host
 from .launches import made
-from .memory import MemoryPointer
+from .memory import address
 from .raw import launch
 
 _ARRAY, _INDEXER, _SCALAR = 1, 2, 3  # kinds of arguments of CuPy's generator
@@ -74,11 +74,13 @@ class GeneratedKernel:
                 raise ValueError(f"{parameter.name}: shape {x.shape}, must be {shape}")
         return outputs
 
-    def _launch(self, described, make_source, options, blocks, threads, args):
-        """Launch what has been compiled for arguments that are described alike."""
+    def _launch(self, described, make_source, options, blocks, threads, values, others):
+        """Launch what is compiled for arguments of this description: arrays and scalars, and others behind them."""
         if described not in self._kernels:
             self._kernels[described] = rawmodule.RawKernel(_HEADERS + make_source(), self.name, options)
-        launch(self._kernels[described], self.name, (min(blocks, _MOST_BLOCKS),), (threads,), args)
+        arrays = [x for x in values if isinstance(x, np.ndarray)]
+        args = (*map(_argument, values), *others)
+        launch(self._kernels[described], self.name, (min(blocks, _MOST_BLOCKS),), (threads,), args, arrays)
 
 
 def check_output(value):
@@ -98,11 +100,11 @@ def indexer_description(shape):
     return _ArgInfo(_INDEXER, Indexer, None, len(shape), True, count(shape) < 2**31)
 
 
-def argument(value):
+def _argument(value):
     """An array as a CArray of cupy/carray.cuh lies in memory, a scalar as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    return _words(MemoryPointer.to(value).ptr, value.size, *value.shape, *value.strides)
+    return _words(address(value), value.size, *value.shape, *value.strides)
 
 
 def indexer(shape):

@@ -15,13 +15,13 @@ _counted = pytest.StashKey()  # name -> launches, of this process and its worker
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("cuda", "kernels that are launched through CuPy")
+    group = parser.getgroup("ptxsim", "kernels that are launched through CuPy")
     group.addoption(
-        "--cuda",
-        choices=("gpu", "simulator", "auto"),
-        default="gpu",
-        help="gpu: CuPy as it is installed (default). simulator: `import cupy` gives a stand-in whose kernels run in "
-        "cupyflash.ptxsim. auto: the simulator where CuPy finds no GPU",
+        "--ptxsim",
+        choices=("off", "on", "auto"),
+        default="off",
+        help="on: `import cupy` gives a stand-in whose kernels run in cupyflash.ptxsim. off: CuPy stays as it is "
+        "installed (default). auto: on where CuPy finds no GPU",
     )
     group.addoption("--ptxsim-arch", choices=ARCHITECTURES, default="sm_80", help="GPU to imitate; default sm_80")
     group.addoption("--ptxsim-schedule", choices=SCHEDULES, default="lockstep", help="order of warps; default lockstep")
@@ -47,43 +47,44 @@ def pytest_configure(config):
     chosen.enter_context(settings(arch=option.ptxsim_arch, schedule=option.ptxsim_schedule, seed=option.ptxsim_seed))
     config.add_cleanup(chosen.close)
     if config.pluginmanager.hasplugin("dsession"):  # workers of pytest-xdist load other plugins after conftest.py
-        os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), _PLUGIN)))
+        others = os.environ.get("PYTEST_PLUGINS")
+        os.environ["PYTEST_PLUGINS"] = f"{others},{_PLUGIN}" if others else _PLUGIN
 
 
 def _choose(config, option):
     """Replace CuPy, if that is the choice and has not been done."""
-    if option.cuda == "auto":
-        option.cuda = _without_gpu()
-    if option.cuda != "simulator" or _replaced in config.stash:
+    if option.ptxsim == "auto":
+        option.ptxsim = "off" if _has_gpu() else "on"
+    if option.ptxsim == "off" or _replaced in config.stash:
         return
     try:
         from .replacement import AlreadyImported, replace_cupy
     except ImportError as error:
-        raise pytest.UsageError(f"--cuda=simulator: needs CuPy, though no GPU: {error}") from error
+        raise pytest.UsageError(f"--ptxsim=on: needs CuPy, though no GPU: {error}") from error
     try:
         undo = replace_cupy()
     except AlreadyImported as error:
         raise pytest.UsageError(
-            f"--cuda=simulator: CuPy is in use already, by {error}; load the plugin earlier: -p {_PLUGIN}"
+            f"--ptxsim=on: CuPy is in use already, by {error}; load the plugin earlier: -p {_PLUGIN}"
         ) from error
     config.stash[_replaced] = True
     config.add_cleanup(undo)
 
 
-def _without_gpu():
+def _has_gpu():
     try:
         import cupy
     except ImportError as error:
-        raise pytest.UsageError(f"--cuda=auto: needs CuPy: {error}") from error
-    return "gpu" if cupy.is_available() else "simulator"
+        raise pytest.UsageError(f"--ptxsim=auto: needs CuPy: {error}") from error
+    return cupy.is_available()
 
 
 def pytest_report_header(config):
-    return f"cuda: {_description(config)}"
+    return f"kernels: {_description(config)}"
 
 
 def _description(config):
-    if config.option.cuda != "simulator":
+    if config.option.ptxsim == "off":
         return "CuPy as it is installed"
     choices = current()
     seed = f" (seed {choices.seed})" if choices.schedule == "random" else ""
@@ -126,7 +127,7 @@ def _simulated(item, when):
 
 @pytest.fixture(name="simulated_cupy")
 def fixture_of_simulated_cupy():
-    """A module to use in place of `cupy` whose kernels run in the simulator, whatever ``--cuda`` says."""
+    """A module to use in place of `cupy` whose kernels run in the simulator, whatever ``--ptxsim`` says."""
     from .namespace import simulated_cupy
 
     return simulated_cupy()
@@ -134,7 +135,7 @@ def fixture_of_simulated_cupy():
 
 def pytest_terminal_summary(terminalreporter, config):
     counted = config.stash[_counted]
-    if not counted and config.option.cuda != "simulator":
+    if not counted and config.option.ptxsim == "off":
         return
     terminalreporter.write_sep("=", f"CUDA kernels: {_description(config)}")
     width = max(map(len, counted), default=0)

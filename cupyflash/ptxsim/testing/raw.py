@@ -9,7 +9,7 @@ from .. import rawmodule
 from ..kernel import device_memory
 from .array import ndarray, on_host
 from .launches import launched, made
-from .memory import MemoryPointer, exposed
+from .memory import MemoryPointer, address, exposed
 
 
 class Kernel:
@@ -83,29 +83,29 @@ class _FunctionOfModule(Kernel):
         self.name, self._kernel = name, kernel
 
 
-def launch(kernel, name, grid, block, args, **choices):
-    """Launch a kernel of `ptxsim`, and count it."""
+def launch(kernel, name, grid, block, args, reachable=(), **choices):
+    """Launch a kernel of `ptxsim`, and count it. `reachable`: NumPy arrays whose addresses its arguments hold."""
     if not isinstance(args, tuple | list):
         raise TypeError(f"args: {type(args).__name__}, must be a tuple")
+    single = [on_host(value) for value in args if isinstance(value, ndarray) and value.size == 1]
     args = tuple(_argument(number, value) for number, value in enumerate(args))
     launched(name)
-    with device_memory(*exposed()):
+    with device_memory(*single, *reachable, *exposed()):
         kernel(grid, block, args, **choices)
 
 
 def _argument(number, value):
-    """As `ptxsim` takes it. CuPy passes a NumPy array of one element by its value, and refuses all others."""
+    """As `ptxsim` takes it, which passes an array of one element by its value where that may be meant."""
     if isinstance(value, MemoryPointer):
         return np.uint64(value.ptr)
     if isinstance(value, ndarray):
-        return on_host(value) if value.size != 1 else np.uint64(value.data.ptr)  # never by its value
-    if isinstance(value, np.ndarray):
-        if value.size != 1:
-            raise TypeError(
-                f"args[{number}]: numpy.ndarray, lies in host memory; cupy.asarray(x) copies it to the device"
-            )
-        return value.reshape(())[()]
-    return value
+        host = on_host(value)
+        return np.uint64(address(host)) if host.size == 1 else host
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.size != 1:
+        raise TypeError(f"args[{number}]: numpy.ndarray, lies in host memory; cupy.asarray(x) copies it to the device")
+    return value.reshape(())[()]  # CuPy passes it by its value
 
 
 def _at_least_one(grid):

@@ -11,7 +11,7 @@ from cupy._core._reduction import (
 )
 
 from .array import on_host
-from .generated import GeneratedKernel, argument, check_output, count, description, indexer, indexer_description
+from .generated import GeneratedKernel, check_output, count, description, indexer, indexer_description
 
 
 class ReductionKernel(GeneratedKernel):
@@ -80,5 +80,6 @@ class ReductionKernel(GeneratedKernel):
             tuple(theirs.options),
             blocks,
             threads,
-            (*map(argument, values), indexer(shape), indexer(out_shape), stride),
+            values,
+            (indexer(shape), indexer(out_shape), stride),
         )  # fmt: skip
