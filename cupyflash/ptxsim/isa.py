@@ -67,7 +67,7 @@ def _matrix_loads():
         (80, wide, "bf16", ""),
         (80, "m16n16k8", "tf32", "f32"),
         (80, "m8n8k4", "f64", "f64"),
-        (75, "m8n8k32", "", "s32"),
+        (75, "m8n8k32/m8n8k128", "", "s32"),
     ):
         rest = f"!sync !aligned !row/col !{shapes} global/{_SHARED}"
         if factors:
@@ -76,7 +76,8 @@ def _matrix_loads():
             yield f"{since} | wmma | {accumulators} | !load !c {rest}"
             yield f"{since} | wmma | {accumulators} | !store !d {rest}"
     for operand in ("!a !row", "!b !col"):
-        yield f"75 | wmma | s4 u4 | !load !sync !aligned {operand} !m8n8k32 global/{_SHARED}"
+        for types, shape in (("s4 u4", "m8n8k32"), ("b1", "m8n8k128")):
+            yield f"75 | wmma | {types} | !load !sync !aligned {operand} !{shape} global/{_SHARED}"
 
 
 def _narrowing():
@@ -256,6 +257,9 @@ _TABLE = f"""
 80 | mma | {_INT8} | {_MMA} !m16n8k16/m16n8k32 satfinite
 75 | mma | {_INT4} | {_MMA} !m8n8k32 satfinite
 80 | mma | {_INT4} | {_MMA} !m16n8k32/m16n8k64 satfinite
+75 | mma | s32.b1.b1.s32 | {_MMA} !m8n8k128 !xor !popc
+80 | mma | s32.b1.b1.s32 | {_MMA} !m8n8k128 !and !popc
+80 | mma | s32.b1.b1.s32 | {_MMA} !m16n8k128/m16n8k256 !xor/and !popc
 {_NEWLINE.join(_matrix_loads())}
 75 | wmma | f32.f32 f16.f16 f32.f16 f16.f32 | {_WMMA} !m16n16k16/m8n32k16/m32n8k16
 75 | wmma | s32.s8.s8.s32 s32.u8.u8.s32 | {_WMMA} !m16n16k16/m8n32k16/m32n8k16 satfinite
@@ -263,10 +267,12 @@ _TABLE = f"""
 80 | wmma | f32.tf32.tf32.f32 | {_WMMA} !m16n16k8
 80 | wmma | f64.f64.f64.f64 | {_WMMA} !m8n8k4 {_RND}
 75 | wmma | s32.s4.s4.s32 s32.u4.u4.s32 | !mma {_MMA} !m8n8k32 satfinite
+75 | wmma | s32.b1.b1.s32 | !mma {_MMA} !m8n8k128 !xor !popc
+80 | wmma | s32.b1.b1.s32 | !mma {_MMA} !m8n8k128 !and !popc
 """
 
 TYPES = frozenset(
-    "pred b8 b16 b32 b64 b128 u4 u8 u16 u32 u64 s4 s8 s16 s32 s64 f16 bf16 f16x2 bf16x2 tf32 f32 f64 "
+    "pred b1 b8 b16 b32 b64 b128 u4 u8 u16 u32 u64 s4 s8 s16 s32 s64 f16 bf16 f16x2 bf16x2 tf32 f32 f64 "
     "e4m3x2 e5m2x2".split()
 )
 

@@ -7,7 +7,7 @@ _ACCUMULATORS = {
     "s32": ("s32", "i4", "mma_s32"),
     "f64": ("f64", "f8", "mma_f64"),
 }
-_OPTIONS = ("satfinite", "rz", "rm", "rp")
+_OPTIONS = ("satfinite", "rz", "rm", "rp", "xor")
 
 
 class _Chain:

@@ -22,7 +22,17 @@ WARP = 32
 _SERIAL_SIZE = 1 << 18  # rows * columns * inner dimension
 _DECODE = {"f16": f16_to_f32, "bf16": bf16_to_f32}
 _BYTES = {"s8": np.int8, "u8": np.uint8}
-IN_REGISTER = {"f16": 2, "bf16": 2, "tf32": 1, "f64": 1, "s8": 4, "u8": 4, "s4": 8, "u4": 8}  # numbers of A or B
+IN_REGISTER = {
+    "f16": 2,
+    "bf16": 2,
+    "tf32": 1,
+    "f64": 1,
+    "s8": 4,
+    "u8": 4,
+    "s4": 8,
+    "u4": 8,
+    "b1": 32,
+}  # numbers of A or B
 _F16_SCALE = 2.0**112  # of a float32 with the bits of a binary16 number: the difference of the exponents' biases
 
 
@@ -130,12 +140,17 @@ def mma_f16(x, m, types, a, b, c, ins):
 
 
 def mma_s32(x, m, types, a, b, c, ins):
-    """The same with integers: sums wrap, or with .satfinite, of one instruction at a time, are clamped."""
+    """The same with integers: sums wrap, or with .satfinite, of one instruction at a time, are clamped. Of bits, the
+    product is .and; those that differ (.xor) are the ones of either less those of both, twice."""
     require_whole_warps(x, m, ins)
     rows, columns = len(a), len(b)
     left, right, _ = _factors(x, types, a, b)
     addend = _matrix(x, [register for row in c for tile in row for register in tile], rows, columns)
-    total = _product(left, right).astype(np.int64).reshape(addend.shape) + addend
+    product = _product(left, right)
+    if "xor" in ins.modifiers:
+        ones = left.sum(2).reshape(*product.shape[:3], 1) + right.sum(1)[:, None, None]
+        product = ones - 2 * product
+    total = product.astype(np.int64).reshape(addend.shape) + addend
     if "satfinite" in ins.modifiers:
         total = np.clip(total, -(1 << 31), (1 << 31) - 1)
     return list(_by_register(total.astype(np.int32), rows, columns).reshape(addend[0].size // WARP, -1))
@@ -207,6 +222,8 @@ def _decoded(side, type_, words):
         return words.view(_BYTES[type_]).astype(np.float64)
     if type_ in ("s4", "u4"):
         return _nibbles(type_, words.view(np.uint8)).astype(np.float64)
+    if type_ == "b1":
+        return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").astype(np.float64)
     if type_ == "tf32":
         values = scratch(side, words.shape, np.float64)
         np.copyto(values, (words & np.uint32(0xFFFFE000)).view(np.float32))

@@ -6,8 +6,9 @@ tiles m16n8k16 side by side, m32n8k16 two below each other, and m8n32k16 the tra
 C' = B' A'. Each lane's elements are the same for either layout in memory. Registers of float16 A and B beyond those
 of the tiles are copies.
 
-A load from shared memory of 16-bit elements is an ldmatrix; other accesses take what lies together in memory, and
-where that is a column of a tile of 16-bit elements, a movmatrix transposes it.
+A load of A or B from shared memory is an ldmatrix where that can be, of 16-bit elements and of rows of bytes; other
+accesses take what lies together in memory, and where that is a column of a tile of 16-bit elements, a movmatrix
+transposes it.
 """
 
 import dataclasses
@@ -21,9 +22,21 @@ from .syntax import Address, Function, Literal, Memory, Register
 from .tensor_core import IN_REGISTER, WARP
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
-_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s32": 32, "f64": 64, "s8": 8, "u8": 8, "s4": 4, "u4": 4}
+_BITS = {
+    "f16": 16,
+    "bf16": 16,
+    "tf32": 32,
+    "f32": 32,
+    "f64": 64,
+    "s32": 32,
+    "s8": 8,
+    "u8": 8,
+    "s4": 4,
+    "u4": 4,
+    "b1": 1,
+}
 _STORED = {"f32": "f32", "f64": "f64"}  # how registers of a type are loaded and stored, others as b32
-_OPTIONS = {"satfinite", "rn", "rz", "rm", "rp"}
+_OPTIONS = {"satfinite", "rn", "rz", "rm", "rp", "xor", "and", "popc"}
 _SHARED = {"shared", "shared::cta"}
 
 
@@ -117,8 +130,10 @@ def fragment_of(modifiers):
         for half in range(0, height, 8)
     )
     along_columns = operand == "a" or (not factor and not product.turned)
-    by_rows = factor and _BITS[type_] == 16 and not _SHARED.isdisjoint(modifiers)
-    return Fragment(type_, _BITS[type_], extent, together, blocks, along_columns == ("row" in modifiers), by_rows)
+    lies_along = along_columns == ("row" in modifiers)
+    has_rows = _BITS[type_] == 16 or (_BITS[type_] == 8 and lies_along)
+    by_rows = factor and has_rows and not _SHARED.isdisjoint(modifiers)
+    return Fragment(type_, _BITS[type_], extent, together, blocks, lies_along, by_rows)
 
 
 def expand_wmma(function: Function) -> Function:

@@ -43,10 +43,6 @@ UNKNOWN = [
     "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r0], [%r1];",
     "tex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [%d0, {%r0, %r1}];",
     "suld.b.2d.b32.trap %r0, [%d0, {%r1, %r2}];",
-    "wmma.load.a.sync.aligned.row.m8n8k128.global.b1 {%r0}, [%d0], %r8;",
-    "wmma.mma.xor.popc.sync.aligned.row.col.m8n8k128.s32.b1.b1.s32 {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",
-    "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.xor.popc {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%r6}, "
-    "{%r0, %r1, %r2, %r3};",
     "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%f0, %f1, %f2, %f3}, {%r4, %r5, %r6, %r7}, {%r8, %r9}, "
     "{%f0, %f1, %f2, %f3};",
     "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}, {%r0, %r1}, "
@@ -120,6 +116,8 @@ WRONG_MODIFIERS = [
 ]
 
 WRONG_MODIFIERS += [
+    "wmma.load.a.sync.aligned.col.m8n8k128.global.b1 {%r0}, [%d0], %r8;",
+    "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.or.popc {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",
     "wmma.load.a.sync.aligned.m16n16k16.global.f16 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%d0], %r8;",
     "wmma.load.a.sync.aligned.row.m16n16k8.global.f16 {%r0, %r1, %r2, %r3}, [%d0], %r8;",
     "wmma.mma.sync.aligned.row.m16n16k8.f32.tf32.tf32.f32 {%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}, "

@@ -19,6 +19,9 @@ A = {
     ("m8n8k32", 4): lambda g, t, i: (g, 8 * t + i),
     ("m16n8k32", 4): lambda g, t, i: (g + 8 * (i >= 8), 8 * t + i % 8),
     ("m16n8k64", 4): lambda g, t, i: (g if i < 8 or 16 <= i < 24 else g + 8, 8 * t + i % 8 + 32 * (i >= 16)),
+    ("m8n8k128", 1): lambda g, t, i: (g, 32 * t + i),
+    ("m16n8k128", 1): lambda g, t, i: (g + 8 * (i >= 32), 32 * t + i % 32),
+    ("m16n8k256", 1): lambda g, t, i: (g if i < 32 or 64 <= i < 96 else g + 8, 32 * t + i % 32 + 128 * (i >= 64)),
     ("m8n8k4", 64): lambda g, t, i: (g, t),
     ("m16n8k4", 64): lambda g, t, i: (g + 8 * i, t),
     ("m16n8k8", 64): lambda g, t, i: (g + 8 * (i in (1, 3)), t + 4 * (i >= 2)),
@@ -31,6 +34,9 @@ B = {
     ("m8n8k32", 4): lambda g, t, i: (8 * t + i, g),
     ("m16n8k32", 4): lambda g, t, i: (8 * t + i, g),
     ("m16n8k64", 4): lambda g, t, i: (8 * t + i % 8 + 32 * (i >= 8), g),
+    ("m8n8k128", 1): lambda g, t, i: (32 * t + i, g),
+    ("m16n8k128", 1): lambda g, t, i: (32 * t + i, g),
+    ("m16n8k256", 1): lambda g, t, i: (32 * t + i % 32 + 128 * (i >= 32), g),
     ("m8n8k4", 64): lambda g, t, i: (t, g),
     ("m16n8k4", 64): lambda g, t, i: (t, g),
     ("m16n8k8", 64): lambda g, t, i: (t + 4 * i, g),
@@ -59,6 +65,8 @@ def registers(matrix, position, bits):
     held = np.ascontiguousarray(matrix[(slice(None), *places(position, matrix[0].size // 32))])
     if bits == 64:
         return held
+    if bits == 1:
+        return np.packbits(held.astype(bool), axis=-1, bitorder="little").view(np.uint32)
     if bits == 4:
         held = (held[..., ::2] & 15) | (held[..., 1::2] & 15) << 4
     return held.astype(np.uint8).view(np.uint32)
@@ -121,7 +129,7 @@ SIGNS = list(itertools.product("su", repeat=2))
 
 @pytest.mark.parametrize("clamp", [False, True])
 @pytest.mark.parametrize("signs", SIGNS, ids="".join)
-@pytest.mark.parametrize("shape, bits", [key for key in A if key[1] < 64])
+@pytest.mark.parametrize("shape, bits", [key for key in A if key[1] in (4, 8)])
 def test_products_of_integers(shape, bits, signs, clamp):
     """Two instructions in a row, near both ends of the range, where sums wrap or, each by itself, are clamped."""
     m, n, k = sizes(shape)
@@ -136,6 +144,20 @@ def test_products_of_integers(shape, bits, signs, clamp):
             expected = expected + a @ one
             expected = np.clip(expected, -(2**31), 2**31 - 1) if clamp else expected
         np.testing.assert_array_equal(out, expected.astype(np.int32))
+
+
+@pytest.mark.parametrize("operation", ["xor", "and"])
+@pytest.mark.parametrize("shape", [shape for shape, bits in A if bits == 1])
+def test_counts_of_bits(shape, operation):
+    """Of a row of A and a column of B, the bits that differ or that both have."""
+    m, n, k = sizes(shape)
+    rng = np.random.default_rng(k)
+    a, b = (rng.integers(0, 2, size).astype(bool) for size in ((2, m, k), (2, 2, k, n)))
+    c = rng.integers(-(2**31), 2**31, (2, m, n))
+    out = multiply(shape, ("b1", "b1"), a, b, c.astype(np.int32), f".{operation}.popc")
+    pairs = np.bitwise_xor if operation == "xor" else np.bitwise_and
+    counts = sum(pairs(a[:, :, :, None], one[:, None]).sum(2) for one in b)
+    np.testing.assert_array_equal(out, (c + counts).astype(np.int32))
 
 
 @pytest.mark.parametrize(
