@@ -115,7 +115,7 @@ def mma(t, i, types):
 def wmma(t, i, types):
     """What expand_wmma has left of a load or store: the addresses of the accesses that follow."""
     addresses, memory, stride = i.operands
-    address, _ = address_of(t, memory, space_of(t, i, memory))
+    address, _ = address_of(t, memory, space_of(t.program, i, memory))
     t.line(f"require_whole_warps(x, m, {t.site(i)})")
     fragment = t.constants.thing(fragment_of(i.modifiers))
     found = t.let(f"fragment_addresses(x, {address}, {t.use(stride, 'u32')}, {fragment})", "u8")
