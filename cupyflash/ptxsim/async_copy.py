@@ -17,9 +17,28 @@ class _Copy:
 
     lanes: np.ndarray | None  # positions in the chunk, None for all
     group: object  # each lane's number of the group it belongs to: an int or an array
+    batch: object  # likewise, of those that one cp.async.mbarrier.arrive follows
     target: tuple  # (flat array, elements)
     source: tuple | None  # the same; None writes zeros
     ins: object
+
+
+class _Count:
+    """How often each of n lanes has done something: an int while all agree, else an array."""
+
+    def __init__(self, n):
+        self.n, self.value = n, 0
+
+    def of(self, lanes):
+        return self.value if lanes is None else _part(self.value, lanes)
+
+    def step(self, x, m):
+        """Lanes do it once more."""
+        if _all_of(x, m):
+            self.value = self.value + 1
+            return
+        self.value = np.full(self.n, self.value) if isinstance(self.value, int) else self.value.copy()
+        self.value[_lanes(x, m)] += 1
 
 
 class AsyncCopies:
@@ -30,16 +49,7 @@ class AsyncCopies:
         self.observers = observers
         self.random = random  # None: always late
         self.pending = []
-        self.committed = 0  # an int while all lanes agree, else an array
-
-    def committed_by(self, lanes):
-        return (
-            self.committed
-            if isinstance(self.committed, int)
-            else self.committed
-            if lanes is None
-            else self.committed[lanes]
-        )
+        self.committed, self.batches = _Count(n), _Count(n)
 
     def issue(self, x, m, shared, global_, size, source_size, ins):
         """`source_size`: bytes to read, an array (the rest is zero), or None for all."""
@@ -86,19 +96,14 @@ class AsyncCopies:
             self.issue(x, m, shared + shared.dtype.type(byte), global_ + np.uint64(byte), 1, read, ins)
 
     def add(self, lanes, target, source, ins):
-        copy = _Copy(lanes, self.committed_by(lanes), target, source, ins)
+        copy = _Copy(lanes, self.committed.of(lanes), self.batches.of(lanes), target, source, ins)
         if self.random is not None and self.random.random() < 0.5:
             self.perform(copy, slice(None))
         else:
             self.pending.append(copy)
 
     def commit(self, x, m):
-        if _all_of(x, m):
-            self.committed = self.committed + 1
-            return
-        self.spread()
-        self.committed = self.committed.copy()
-        self.committed[_lanes(x, m)] += 1
+        self.committed.step(x, m)
 
     def wait(self, x, m, allowed):
         """Perform the copies of all but the `allowed` latest groups; None: of everything issued."""
@@ -109,12 +114,25 @@ class AsyncCopies:
             waits = np.zeros(self.n, bool)
             waits[_lanes(x, m)] = True
         x.changes += 1
+
+        def due(copy):
+            last = None if allowed is None else self.committed.of(copy.lanes) - allowed
+            found = np.True_ if last is None else np.less(copy.group, last)
+            return found if waits is None else found & _of_lanes(waits, copy.lanes)
+
+        self.settle(due)
+
+    def finish(self, lanes, batches):
+        """Perform the copies of lanes up to those of their batches."""
+        last = np.full(self.n, -1)
+        last[lanes] = batches
+        self.settle(lambda copy: np.less_equal(copy.batch, _of_lanes(last, copy.lanes)))
+
+    def settle(self, is_due):
+        """Perform copies, or of each what some lanes do. `is_due`: which lanes of a copy, or whether all or none."""
         still = []
         for copy in self.pending:
-            last = None if allowed is None else self.committed_by(copy.lanes) - allowed
-            due = np.True_ if last is None else np.less(copy.group, last)
-            if waits is not None:
-                due = due & (waits if copy.lanes is None else waits[copy.lanes])
+            due = is_due(copy)
             if np.all(due):
                 self.perform(copy, slice(None))
             elif np.any(due):
@@ -122,17 +140,13 @@ class AsyncCopies:
                 due = np.broadcast_to(due, lanes.shape)
                 self.perform(copy, np.flatnonzero(due))
                 rest = np.flatnonzero(~due)
-                group = copy.group if isinstance(copy.group, int) else copy.group[rest]
                 target = (copy.target[0], copy.target[1][rest])
                 source = copy.source and (copy.source[0], copy.source[1][rest])
-                still.append(_Copy(lanes[rest], group, target, source, copy.ins))
+                numbers = _part(copy.group, rest), _part(copy.batch, rest)
+                still.append(_Copy(lanes[rest], *numbers, target, source, copy.ins))
             else:
                 still.append(copy)
         self.pending = still
-
-    def spread(self):
-        if isinstance(self.committed, int):
-            self.committed = np.full(self.n, self.committed, np.int64)
 
     def perform(self, copy, which):
         view, to = copy.target
@@ -145,6 +159,14 @@ class AsyncCopies:
 
 def _pick(a, sel):
     return a if sel is None or a.size == 1 else a[sel]
+
+
+def _part(number, which):
+    return number if isinstance(number, int) else number[which]
+
+
+def _of_lanes(table, lanes):
+    return table if lanes is None else table[lanes]
 
 
 def _of(lanes, which):

@@ -5,7 +5,7 @@ import dataclasses
 from .syntax import Address, Function, Instruction, Memory, Not, Pair, Register, Variable
 
 POLLING = {"atom", "nanosleep", "membar", "fence"}
-POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio"}
+POLLING_MODIFIERS = {"volatile", "relaxed", "acquire", "cv", "mmio", "test_wait", "try_wait"}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -134,20 +134,22 @@ _NO_RESULT = {
 }  # fmt: skip
 
 
+def _has_result(instruction):
+    """Whether the first operand is what an instruction writes."""
+    if instruction.opcode in ("bar", "barrier") and "red" in instruction.modifiers:
+        return True
+    first = instruction.operands[:1]
+    return instruction.opcode not in _NO_RESULT and bool(first) and not isinstance(first[0], Memory)
+
+
 def results(instruction: Instruction) -> list[Register]:
     """Registers that an instruction writes."""
-    if instruction.opcode in ("bar", "barrier") and "red" in instruction.modifiers:
-        return registers_of(instruction.operands[0])
-    if instruction.opcode in _NO_RESULT or not instruction.operands:
-        return []
-    return registers_of(instruction.operands[0])
+    return registers_of(instruction.operands[0]) if _has_result(instruction) else []
 
 
 def sources(instruction: Instruction) -> list[Register]:
     """Registers that an instruction reads, its guard included."""
-    operands = instruction.operands
-    first = 1 if operands and (results(instruction) or instruction.opcode not in _NO_RESULT) else 0
-    read = [r for operand in operands[first:] for r in registers_of(operand)]
+    read = [r for operand in instruction.operands[_has_result(instruction) :] for r in registers_of(operand)]
     if instruction.guard is not None:
         read += registers_of(instruction.guard)
     return read

@@ -3,7 +3,7 @@
 from .isa import LINES
 
 _NOT_HERE = """
-* Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` (TMA), `mbarrier`, clusters (`mapa`,
+* Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` (TMA), clusters (`mapa`,
   `barrier.cluster`, `shared::cluster`), `multimem`, `setmaxnreg`
 * `mma` of FP8, 6 and 4-bit floats, of sparse and scaled matrices, and Volta's `mma.m8n8k4` of float16
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
@@ -19,13 +19,17 @@ _NOT_HERE = """
 _NEWLINE = "\n"
 
 
+def _counted(operands):
+    return "1 operand" if operands == 1 else f"{operands} operands"
+
+
 def _row(line):
     groups = []
     for names, least, _ in line.groups:
         one = "/".join(f".{name}" for name in names)
         groups += [one] * least or [f"[{one}]"]
     types = ["." + ".".join(t) if t else "" for t in sorted(line.types)]
-    name = line.opcode + (f" ({line.operands} operands)" if line.operands == 4 else "")
+    name = line.opcode if line.operands in (None, 3) else f"{line.opcode} ({_counted(line.operands)})"
     return (
         f"| `{name}` | {' '.join(f'`{g}`' for g in groups)} | {' '.join(f'`{t}`' for t in types if t)} | {line.since} |"
     )

@@ -88,6 +88,27 @@ def _narrowing():
             yield pair
 
 
+def _mbarriers():
+    """Lines of mbarrier."""
+    anywhere = f"{_SHARED}/shared::cluster"
+    yield f"80 | mbarrier:2 | b64 | !init {_SHARED}"
+    yield f"80 | mbarrier:1 | b64 | !inval {_SHARED}"
+    for order in ("", "!release !cta"):
+        yield f"80 | mbarrier:2 | b64 | !arrive/arrive_drop {order} {_SHARED}"
+        yield f"80 | mbarrier:3 | b64 | !arrive/arrive_drop !noComplete {order} {_SHARED}"
+    for order in ("", "!release/relaxed !cta/cluster"):
+        yield f"90 | mbarrier:2 mbarrier:3 | b64 | !arrive/arrive_drop {order} {anywhere}"
+        yield f"90 | mbarrier:3 | b64 | !arrive/arrive_drop !expect_tx {order} {anywhere}"
+    for order in ("", "!relaxed !cta/cluster"):
+        yield f"90 | mbarrier:2 | b64 | !expect_tx/complete_tx {order} {anywhere}"
+    for order in ("", "!acquire !cta"):
+        yield f"80 | mbarrier:3 | b64 | !test_wait parity {order} {_SHARED}"
+    yield f"90 | mbarrier:3 | b64 | !test_wait parity !acquire/relaxed !cta/cluster {_SHARED}"
+    for order in ("", "!acquire/relaxed !cta/cluster"):
+        yield f"90 | mbarrier:3 mbarrier:4 | b64 | !try_wait parity {order} {_SHARED}"
+    yield "80 | mbarrier:2 | b64 | !pending_count"
+
+
 _BYTES, _NEWLINE = "u8 s8", "\n"
 _WMMA = "!mma !sync !aligned !!row/col"
 _MMA = "!sync !aligned !row !col"
@@ -221,6 +242,7 @@ _TABLE = f"""
 90 | fence | | sc/acq_rel/acquire/release !{_SCOPE}/cluster
 75 | fence membar | | !proxy !alias
 90 | fence | | !proxy !async global/{_SHARED}
+90 | fence | | !mbarrier_init !release !cluster
 75 | bar | | cta !sync/arrive
 75 | bar | u32 | cta !red !popc
 75 | bar | pred | cta !red !and/or
@@ -228,6 +250,8 @@ _TABLE = f"""
 75 | barrier | u32 | cta !red !popc aligned
 75 | barrier | pred | cta !red !and/or aligned
 75 | bar | | !warp !sync
+{_NEWLINE.join(_mbarriers())}
+80 | cp:1 | b64 | !async !mbarrier !arrive noinc {_SHARED}
 75 | shfl | b32 | !sync !up/down/bfly/idx
 75 | vote | pred | !sync !all/any/uni
 75 | vote | b32 | !sync !ballot

@@ -1,4 +1,4 @@
-"""How loads, stores, atomics, address conversions and cp.async are written in NumPy."""
+"""How loads, stores, atomics and address conversions are written in NumPy."""
 
 from .lower_integer import seen
 from .memory import ATOMICS_OF_HALVES
@@ -143,34 +143,6 @@ def fence(t, i, types):
     t.tell(f"fence(x, {t.mask()}, {t.site(i)})")
 
 
-def copy_async(t, i, types):
-    modifiers = i.modifiers
-    if "commit_group" in modifiers:
-        t.tell(f"commit(x, {t.mask()}, {t.site(i)})")
-        t.line(f"x.copies.commit(x, {t.mask()})")
-    elif "wait_all" in modifiers or "wait_group" in modifiers:
-        allowed = None if "wait_all" in modifiers else i.operands[0].value
-        t.tell(f"wait(x, {t.mask()}, {allowed}, {t.site(i)})")
-        t.line(f"x.copies.wait(x, {t.mask()}, {allowed})")
-    else:
-        _issue(t, i)
-
-
-def _issue(t, i):
-    target, source, size, *rest = i.operands
-    shared, _ = address_of(t, target, "shared")
-    address, _ = address_of(t, source, "global")
-    amount = "None"
-    if rest and isinstance(rest[0], Register) and rest[0].type == "pred":
-        ignore = t.use(rest[0], "pred")
-        zero, all_ = t.constant(0, "u4"), t.constant(size.value, "u4")
-        amount = t.let(f"where({ignore}, {zero}, {all_})", "u4")
-    elif rest:
-        amount = t.use(rest[0], "u32")
-    t.tell(f"copy(x, {t.mask()}, {address}, {size.value}, {shared}, {amount}, {t.site(i)})")
-    t.line(f"x.copies.issue(x, {t.mask()}, {shared}, {address}, {size.value}, {amount}, {t.site(i)})")
-
-
 def vprintf(t, i, types):
     format_, arguments = (t.use(o, "u32") for o in i.operands)
     t.line(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})")
@@ -191,7 +163,6 @@ MEMORY = {
     "red": atomic,
     "cvta": cvta,
     "isspacep": isspacep,
-    "cp": copy_async,
     "membar": fence,
     "fence": fence,
     **dict.fromkeys(

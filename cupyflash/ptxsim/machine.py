@@ -14,6 +14,7 @@ from .cooperative import why_trap
 from .errors import Deadlock
 from .flow import bits, is_barrier
 from .group import WARP, Group, NotConverged, both
+from .mbarrier import Mbarriers
 from .memory import GenericSpace, LocalMemory, SharedMemory
 from .numerics import lowest, some
 from .stack import Stack
@@ -54,6 +55,8 @@ class Chunk:
         self.random = np.random.default_rng((settings.seed, first)) if settings.schedule == "random" else None
         self.copies = AsyncCopies(self.n, self.random, self.observers)
         self.stack = Stack(self) if program.frames else None
+        self.mbarriers = Mbarriers(self)
+        self.vain = -1, {}  # `changes`, and the states that groups have waited in at mbarriers since then
         self.everyone = Group(self, None, None)
         self.registers = launch.initial_registers(self)
 
@@ -158,6 +161,7 @@ class Chunk:
         it has only polled for a while."""
         program = self.launch.program
         own = x is not self.everyone
+        self.mbarriers.refused = False
         registers = [None] * len(self.registers) if own else self.registers
         written = polls = steps = 0
         snapshot = None
@@ -183,6 +187,9 @@ class Chunk:
             live = program.blocks[pc].live_in
             if block.polls:
                 polls += 1
+                if self.mbarriers.refused:
+                    self.suspend(x, pc, registers)
+                    break
                 if company:
                     if polls == POLLS_BEFORE_YIELD // 2:
                         snapshot = steps, pc, self.state(pc, registers)
@@ -310,6 +317,18 @@ class Chunk:
         if hung:
             self.hung[lanes] = self.changes
 
+    def suspend(self, x, pc, registers):
+        """Lanes of a group, before block `pc`, have waited at an mbarrier in vain and fallen behind: if it was in the
+        same state the last time, it is hung."""
+        changes, states = self.vain
+        if changes != self.changes:
+            self.vain = self.changes, (states := {})
+        lanes, state = x.positions(), self.state(pc, registers)
+        key = pc, lanes.tobytes()
+        before, states[key] = states.get(key), state
+        if before is not None and _same_state(before, state):
+            self.hung[lanes] = self.changes
+
     def state(self, pc, registers):
         """All that decides what a group before block `pc` does next, as long as nobody else writes memory."""
         live = [registers[i] for i in bits(self.launch.program.blocks[pc].live_in)]
@@ -317,14 +336,15 @@ class Chunk:
 
     def repeats(self, pc, registers, snapshot):
         """Whether a group is where it was, in the state that it was in: it will be so for ever."""
-        if snapshot is None or snapshot[1] != pc or snapshot[2][:2] != (self.changes, self.ticks):
-            return False
-        return all(map(_same, snapshot[2][2], self.state(pc, registers)[2]))
+        return snapshot is not None and snapshot[1] == pc and _same_state(snapshot[2], self.state(pc, registers))
 
     def standstill(self):
         """The exception that says what every group of lanes waits for."""
         groups = []
+        for (what, ins), lanes in self.mbarriers.stuck().items():
+            groups += self.stuck("deadlock", lanes, what, ins)
         at_barrier, expected = self.barriers.waiting >= 0, self.barriers.count
+        looping = ~at_barrier & ~self.parked & ~self.mbarriers.waiting()
         before = None
         for block in self.launch.program.blocks:
             here = self.pc == block.index
@@ -333,7 +353,7 @@ class Chunk:
                 doing = f"waiting at a barrier for {f'{count} threads' if count else 'all others'}"
                 groups += self.stuck("deadlock", here & at_barrier & (expected == count), doing, before)
             groups += self.stuck("deadlock", here & self.parked, "waiting for other lanes of the warp", first)
-            groups += self.stuck("livelock", here & ~at_barrier & ~self.parked, "repeating a loop for ever", first)
+            groups += self.stuck("livelock", here & looping, "repeating a loop for ever", first)
             before = block.ending
         if self.count < self.launch.blocks:
             hint = f"; {self.count} of {self.launch.blocks} blocks run at a time (settings: chunk_lanes)"
@@ -358,6 +378,10 @@ class Chunk:
 
     def describe(self, lane):
         return self.launch.describe(self.first * self.pitch + lane)
+
+
+def _same_state(a, b):
+    return a[:2] == b[:2] and all(map(_same, a[2], b[2]))
 
 
 def _same(a, b):

@@ -41,6 +41,28 @@ class Observer:
     def arrive(self, lanes, numbers, chunk):
         """bar.arrive: lanes that go on at once, and the barrier of each."""
 
+    def mbarrier(self, x, m, address, ins):
+        """mbarrier, cp.async.mbarrier.arrive: an operation on objects in shared memory. What it does follows, for each
+        `at`, the object as an element of shared memory as 64-bit words, and positions `lanes` of the chunk."""
+
+    def mbarrier_made(self, lanes, at, ins):
+        """mbarrier.init."""
+
+    def mbarrier_ended(self, lanes, at, ins):
+        """mbarrier.inval."""
+
+    def mbarrier_arrived(self, lanes, at, ins):
+        """Arrivals; of cp.async.mbarrier.arrive when the copies are done."""
+
+    def mbarrier_completed(self, lanes, at, ins):
+        """The phase is complete: the last of these lanes was what it waited for."""
+
+    def mbarrier_passed(self, lanes, at, ins):
+        """test_wait and try_wait: lanes that find the phase complete."""
+
+    def mbarrier_copies(self, lanes, batches):
+        """The cp.async of lanes up to those of these batches (AsyncCopies.batches) are done."""
+
     def fence(self, x, m, ins):
         """membar, fence."""
 

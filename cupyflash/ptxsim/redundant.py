@@ -6,7 +6,8 @@ from .flow import POLLING_MODIFIERS, bits, results, sources
 from .syntax import Address, Literal, Memory, Not, Pair, Register
 
 _EFFECTS = {
-    "st", "red", "atom", "stmatrix", "cp", "bar", "barrier", "membar", "fence", "vprintf", "__assertfail", "trap",
+    "st", "red", "atom", "stmatrix", "cp", "bar", "barrier", "mbarrier", "membar", "fence", "vprintf",
+    "__assertfail", "trap",
 }  # fmt: skip
 _LOADS = {"ld", "ldmatrix"}
 _SPACES = {"global", "shared", "local", "param", "const"}

@@ -250,8 +250,18 @@ class Shadow:
         self.t.line(f"U.write_matrix(x, {address}, ({shadows}), {trans}, {self.t.site(i)})")
         return []
 
+    def do_mbarrier(self, i, types):
+        for operand in i.operands[bool(results(i)) :]:
+            self.use(operand, i, "the address" if isinstance(operand, Memory) else "an operand")
+        if "init" in i.modifiers:
+            address = shared_address(self.t, i, i.operands[0])
+            self.t.line(f"U.write(x, {self.t.mask()}, 'shared', {address}, 8, ({DEFINED},), None, {self.t.site(i)})")
+        return [(register, DEFINED) for register in results(i)]
+
     def do_cp(self, i, types):
-        if any(isinstance(o, Memory) for o in i.operands):
+        if "mbarrier" in i.modifiers:
+            self.use(i.operands[0], i, "the address")
+        elif any(isinstance(o, Memory) for o in i.operands):
             target, source, *rest = i.operands
             self.use(target, i, "the address")
             self.use(source, i, "the address")

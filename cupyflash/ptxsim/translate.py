@@ -8,11 +8,13 @@ first of their results is needed.
 
 import numpy as np
 
-from . import approximations, exact, fma, group, integer, memory, numerics, printf, tensor_core, warp, wmma
+from . import approximations, exact, fma, group, integer, mbarrier, memory, numerics, printf, tensor_core, warp, wmma
 from .flow import bits, results, sources
 from .isa import types_of
+from .lower_copies import COPIES
 from .lower_float import FLOAT
 from .lower_integer import INTEGER
+from .lower_mbarrier import MBARRIER
 from .lower_memory import MEMORY
 from .lower_warp import WARP
 from .mma_batch import MmaBatch
@@ -28,11 +30,11 @@ KEPT = {
 # How an instruction of a PTX type sees it.
 SEEN = {**KEPT, "s8": "i1", "s16": "i2", "s32": "i4", "s64": "i8", "tf32": "u4"}
 
-LOWERING = {**FLOAT, **INTEGER, **MEMORY, **WARP}
+LOWERING = {**COPIES, **FLOAT, **INTEGER, **MEMORY, **MBARRIER, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
 
 # What translated code may name: every public function and constant of these modules, and NumPy's ufuncs as np_*.
-_RUNTIME = (approximations, exact, integer, numerics, fma, memory, group, printf, tensor_core, warp, wmma)
+_RUNTIME = (approximations, exact, integer, numerics, fma, mbarrier, memory, group, printf, tensor_core, warp, wmma)
 NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not}
 NAMESPACE |= {f"np_{name}": value for name, value in vars(np).items() if isinstance(value, np.ufunc)}
 NAMESPACE |= {name: value for module in _RUNTIME for name, value in vars(module).items() if not name.startswith("_")}

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "wmma": "test_wmma.py",
     **dict.fromkeys(("ldmatrix", "stmatrix", "movmatrix", "mma"), "test_tensor_core.py"),
     "cp": "test_async_copies.py",
+    "mbarrier": "test_mbarrier.py",
     "vprintf": "test_ordinary_kernels.py",
 }
 

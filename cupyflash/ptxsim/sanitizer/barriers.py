@@ -11,7 +11,7 @@ from ..barrier import is_aligned
 from ..group import WARP
 from ..observer import Observer
 
-_SIDE_EFFECTS = {"st", "atom", "red", "bar", "barrier", "cp", "stmatrix", "vprintf", "trap"}
+_SIDE_EFFECTS = {"st", "atom", "red", "bar", "barrier", "mbarrier", "cp", "stmatrix", "vprintf", "trap"}
 
 
 class BarrierUse(Observer):

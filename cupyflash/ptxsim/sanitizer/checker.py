@@ -4,6 +4,7 @@ from ..errors import Deadlock
 from ..observer import Observer
 from .barriers import BarrierUse
 from .lane_masks import LaneMasks
+from .mbarriers import MbarrierUse
 from .places import matrix_rows, places
 from .races import Races
 from .report import Finding, Halted
@@ -20,7 +21,8 @@ class Checker(Observer):
 
     def __init__(self, report, launch):
         self.report, self.launch = report, launch
-        self.checks = [check(self) for check in CHECKS]
+        has_mbarriers = any(i.opcode == "mbarrier" for i in launch.program.function.code)
+        self.checks = [check(self) for check in (*CHECKS, *[MbarrierUse] * has_mbarriers)]
         self.last, self.places = (None,) * 4, []
         for event in _EVENTS:
             listeners = [

@@ -24,7 +24,7 @@ def kinds(program):
         for ins in block.code:
             if ins in guesses:
                 found[ins] = ATOMIC
-            elif ins.opcode in ("cp", "ldmatrix", "stmatrix") or ins.opcode in _MEMORY:
+            elif ins.opcode in ("cp", "ldmatrix", "stmatrix", "mbarrier") or ins.opcode in _MEMORY:
                 found[ins] = _kind(ins, loop, changing)
                 if loop and ins.opcode == "ld" and found[ins] == ATOMIC:
                     waits.append(({b.index for b in loop}, ins.operands[1].address))
@@ -40,6 +40,8 @@ def _kind(ins, loop, changing):
     """`loop`: the blocks of a loop that stores nothing, `changing`: the registers that it writes."""
     if ins.opcode == "cp":
         return COPY
+    if ins.opcode == "mbarrier":
+        return PLAIN
     if ins.opcode in ("atom", "red") or not _ATOMIC.isdisjoint(ins.modifiers):
         return ATOMIC
     if _VOLATILE.isdisjoint(ins.modifiers):

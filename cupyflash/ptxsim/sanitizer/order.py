@@ -1,10 +1,12 @@
 """What is ordered: which earlier accesses a thread can rely on to be done.
 
-Barriers order the threads that they hold; bar.warp.sync those of a warp. Flags order, too: a fence followed by an
-atomic or a strong store (release), and an atomic or strong load of the same word later (acquire). What is
-modelled of flags errs towards "ordered": a release covers all accesses before the last fence of the block,
-whoever made them, and an acquire serves the whole warp at once, its block at the next barrier. A bar.warp.sync
-of some lanes counts as one of the whole warp, a named barrier of some lanes of a warp too.
+Barriers order the threads that they hold; bar.warp.sync those of a warp; an mbarrier those that arrive before those
+that find the phase complete. Flags order, too: a fence followed by an atomic or a strong store (release), and an
+atomic or strong load of the same word later (acquire). What is modelled of flags errs towards "ordered": a release
+covers all accesses before the last fence of the block, whoever made them, and an acquire serves the whole warp at
+once, its block at the next barrier. A bar.warp.sync of some lanes counts as one of the whole warp, a named barrier of
+some lanes of a warp too, and so does a wait at an mbarrier, though not an arrival there; that of cp.async covers all
+that its thread has done when it comes.
 """
 
 import numpy as np
@@ -23,8 +25,10 @@ class Order:
         self.warp_done = np.full(chunk.n, now, np.int64)  # by the own warp
         self.acquired = np.zeros(chunk.n // WARP, np.int64)  # by anybody
         self.fenced = np.zeros(chunk.count, np.int64)  # the last fence of a block
-        self.known = None  # [block, warp, other warp]: by that other warp, from barriers of a part of the block
+        self.known = None  # [block, warp, lane of the block]: by that lane, from barriers of a part of the block
         self.arrivals = {}  # (block, barrier) -> what each warp at bar.arrive knows and has acquired
+        self.gathered = {}  # mbarrier -> the same of all that have arrived in this phase, together
+        self.complete = {}  # mbarrier -> the same of the phase before
         self.limit = latest(now)
         self.even = True  # whether all blocks are at the same barrier
         self.synced = self.looked = False  # whether there has been a barrier of a warp, a flag that was seen
@@ -70,12 +74,15 @@ class Order:
 
     def knowledge(self, block, inner, now):
         """What some warps of a block know together, themselves included."""
-        if self.known is None:
-            warps = self.pitch // WARP
-            self.known = np.zeros((self.chunk.count, warps, warps), np.int64)
-        before = np.maximum(self.known[block, inner].max(0), self.block_done[block])
-        before[inner] = now
+        before = self.known_before(block, inner)
+        before.reshape(-1, WARP)[inner] = now
         return before
+
+    def known_before(self, block, inner):
+        """What some warps of a block know together, their own accesses aside."""
+        if self.known is None:
+            self.known = np.zeros((self.chunk.count, self.pitch // WARP, self.pitch), np.int64)
+        return np.maximum(self.known[block, inner].max(0), self.block_done[block])
 
     def arrive(self, lanes, numbers, now):
         for warp in np.unique(lanes // WARP):
@@ -83,6 +90,27 @@ class Order:
             block, inner = divmod(int(warp), self.pitch // WARP)
             before = self.knowledge(block, np.array([inner]), now)
             self.arrivals.setdefault((block, int(numbers[at])), []).append((before, self.acquired[warp]))
+
+    def mbarrier_arrived(self, lanes, at, now):
+        block, warps = int(lanes[0]) // self.pitch, np.unique(lanes // WARP)
+        inner = warps - block * (self.pitch // WARP)
+        before = self.known_before(block, inner)
+        own = before.reshape(-1, WARP)
+        own[inner] = np.maximum(own[inner], self.warp_done.reshape(-1, WARP)[warps])
+        before[lanes - block * self.pitch] = now
+        others, acquired = self.gathered.get(at, (before, 0))
+        self.gathered[at] = np.maximum(before, others), max(acquired, self.acquired[warps].max())
+
+    def mbarrier_completed(self, at):
+        self.complete[at] = self.gathered.pop(at, None)
+
+    def mbarrier_passed(self, lanes, at):
+        told = self.complete.get(at)
+        if told is not None:
+            block, warps = int(lanes[0]) // self.pitch, np.unique(lanes // WARP)
+            inner = warps - block * (self.pitch // WARP)
+            self.known[block, inner] = np.maximum(self.known[block, inner], told[0])
+            self.acquired[warps] = np.maximum(self.acquired[warps], told[1])
 
     def warp_barrier(self, lanes, now):
         self.warp_done[lanes], self.synced = now, True
@@ -140,9 +168,14 @@ class Order:
         return done
 
     def known_of(self, block, lanes, other, many):
-        """Up to when a lane knows the accesses of another warp; of several warps: of the best known."""
-        own = lanes % self.pitch // WARP
-        known = self.known[block, own].copy()
-        known[np.arange(own.size), own] = 0
-        exact = known[np.arange(own.size), other % self.pitch // WARP]
-        return np.where(many <= WARPMATES, exact, known.max(1))
+        """Up to when a lane knows the accesses of another; of several: of the best known, that is not of its warp if
+        they are of several warps."""
+        own, place = lanes % self.pitch // WARP, other % self.pitch
+        exact = self.known[block, own, place]
+        if (many == ONE).all():
+            return exact
+        rows, row = np.unique(block * (self.pitch // WARP) + own, return_inverse=True)
+        of_warps = self.known.reshape(-1, self.pitch // WARP, WARP)[rows].max(2)
+        of_warp = of_warps[row, place // WARP]
+        of_warps[np.arange(rows.size), rows % (self.pitch // WARP)] = 0
+        return np.where(many == ONE, exact, np.where(many == WARPMATES, of_warp, of_warps.max(1)[row]))

@@ -39,7 +39,9 @@ from .stamps import (
 _RELEASE = {"release", "acq_rel", "sc"}
 
 _NOW = {"ld": "reads", "ldu": "reads", "ldmatrix": "reads", "cp": "copies to", "atom": "updates", "red": "updates"}
+_NOW |= {"mbarrier": "uses the mbarrier in"}
 _BEFORE = {"ld": "read", "ldu": "read", "ldmatrix": "read", "cp": "copied to", "atom": "updated", "red": "updated"}
+_BEFORE |= {"mbarrier": "used"}
 
 
 class Races(Observer):
@@ -94,6 +96,26 @@ class Races(Observer):
 
     def arrive(self, lanes, numbers, chunk):
         self.order.arrive(lanes, numbers, self.now)
+
+    def mbarrier(self, x, m, address, ins):
+        """Operations on one object race with its init and its inval, not with each other."""
+        for place in self.checker.locate(x, m, "shared", address, 8, True, ins):
+            access = Access(self, x, self.shared, place, ins, PLAIN)
+            if {"init", "inval"}.isdisjoint(ins.modifiers):
+                self.read(access, ONE)
+            else:
+                self.write(access, ONE, None)
+
+    def mbarrier_arrived(self, lanes, at, ins):
+        if "relaxed" not in ins.modifiers:
+            self.order.mbarrier_arrived(lanes, at, self.now)
+
+    def mbarrier_completed(self, lanes, at, ins):
+        self.order.mbarrier_completed(at)
+
+    def mbarrier_passed(self, lanes, at, ins):
+        if "relaxed" not in ins.modifiers:
+            self.order.mbarrier_passed(lanes, at)
 
     def warp_barrier(self, x, m, members, ins):
         self.order.warp_barrier(lanes_of(x, m), self.now)
@@ -159,6 +181,10 @@ class Races(Observer):
         """Copies are done: from now on they are writes of their threads like others."""
         for lanes, index, size, copy in self.copies.wait(lanes_of(x, m), allowed):
             self.arrived(lanes, index, size, copy)
+
+    def mbarrier_copies(self, lanes, batches):
+        for copies in self.copies.wait_for_batches(lanes, batches):
+            self.arrived(*copies)
 
     def arrived(self, lanes, index, size, copy):
         shadow, numbers = self.shared, (lanes + self.first).astype(np.uint64)

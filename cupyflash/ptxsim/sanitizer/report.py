@@ -15,9 +15,10 @@ class Finding:
     Kinds: ``"shared race"``, ``"global race"``, ``"different values"`` (stored to one word), ``"missing cp.async
     wait"``; ``"uninitialised register"``, ``"uninitialised shared memory"``, ``"uninitialised local memory"``,
     ``"uninitialised global memory"``, ``"uninitialised value"`` (of many); ``"divergent barrier"``, ``"mismatched
-    barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``, ``"inactive lane"``; and what
-    ends a launch: ``"out of bounds"``, ``"misaligned access"``, ``"read-only memory"``, ``"deadlock"``, ``"livelock"``,
-    ``"trap"``, ``"undefined behaviour"`` (anything else, such as a failed assertion).
+    barrier"``, ``"barrier number"``, ``"barrier count"``, ``"member mask"``, ``"inactive lane"``, ``"mbarrier
+    arrival"`` (in excess), ``"mbarrier reuse"`` (its bytes as data, or initialised again); and what ends a launch:
+    ``"no mbarrier"``, ``"mbarrier count"``, ``"out of bounds"``, ``"misaligned access"``, ``"read-only memory"``,
+    ``"deadlock"``, ``"livelock"``, ``"trap"``, ``"undefined behaviour"`` (anything else, such as a failed assertion).
     """
 
     kind: str

@@ -1,0 +1,275 @@
+"""mbarrier objects: words of shared memory that count arrivals and transactions, phase after phase.
+
+PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier". To a kernel the 64 bits are opaque; here
+they are laid out as GPUs have them:
+
+    bit 63      parity of the current phase, which is the first that is not complete
+    bits 62-43  arrivals that this phase waits for, negated
+    bits 41-21  tx-count: transactions that it waits for, negated
+    bits 20-1   arrivals that later phases wait for, negated
+
+A token, the result of an arrival, is the word before it without the lower half: test_wait compares its phase,
+pending_count reads its arrivals.
+"""
+
+import dataclasses
+
+import numpy as np
+
+MOST = (1 << 20) - 1  # of every count
+_PHASE, _PENDING, _TRANSACTIONS, _EXPECTED = 63, 43, 21, 1  # lowest bits of the fields
+
+
+@dataclasses.dataclass(slots=True)
+class State:
+    """What the word of an mbarrier says. `arrive` and `transfer` return whether they complete the phase."""
+
+    phase: int  # its parity
+    pending: int
+    transactions: int
+    expected: int
+
+    @classmethod
+    def of(cls, word):
+        word = int(word)
+        transactions = -(word >> _TRANSACTIONS) & 2 * MOST + 1
+        transactions -= (transactions > MOST) * (2 * MOST + 2)
+        return cls(word >> _PHASE, -(word >> _PENDING) & MOST, transactions, -(word >> _EXPECTED) & MOST)
+
+    def word(self):
+        return np.uint64(
+            self.phase << _PHASE
+            | (-self.pending & MOST) << _PENDING
+            | (-self.transactions & 2 * MOST + 1) << _TRANSACTIONS
+            | (-self.expected & MOST) << _EXPECTED
+        )
+
+    def arrive(self, count):
+        self.pending -= count
+        return self.settle()
+
+    def transfer(self, count):
+        """Transactions are complete."""
+        self.transactions -= count
+        return self.settle()
+
+    def settle(self):
+        if self.pending or self.transactions:
+            return False
+        self.phase ^= 1
+        self.pending = self.expected
+        return True
+
+    def lacking(self):
+        """What the phase waits for, in words."""
+        text = f"{self.pending} of {self.expected} arrivals"
+        return f"{text} and a tx-count of {self.transactions}" if self.transactions else text
+
+
+def pending_count(token):
+    """Arrivals that were pending before the one that gave a token."""
+    return (-(token >> np.uint64(_PENDING)) & np.uint64(MOST)).astype(np.uint32)
+
+
+def parity_of(token):
+    """The phase of a token: 0 or 1."""
+    return token >> np.uint64(_PHASE)
+
+
+class Mbarriers:
+    """The mbarrier objects in the shared memory of a chunk of blocks, and the lanes that wait for them.
+
+    An object is known by its place, an element of the array of all shared memory as 64-bit words. What is undefined
+    raises: an operation where no object is, a count out of its range. The methods up to `test` are instructions;
+    `address`: of 32 bits, in shared memory.
+    """
+
+    def __init__(self, chunk):
+        self.chunk = chunk
+        self.words = chunk.shared.views[8]
+        self.made = {}  # object -> its mbarrier.init
+        self.coming = {}  # object -> [(lanes, their batches of cp.async, instruction)] that have yet to arrive
+        self.waits = None  # of each lane (object, instruction) of a wait that was in vain, two arrays
+        self.refused = False  # whether there has been such a wait since the scheduler has looked
+
+    def init(self, x, m, address, count, ins):
+        for at, lanes in self.named(x, m, address, ins):
+            for each in self.counts(x, count, lanes, 1, ins).tolist():
+                self.words[at] = State(0, each, 0, each).word()
+            self.made[at] = ins
+            self.tell("made", x, lanes, at, ins)
+        x.changes += 1
+
+    def inval(self, x, m, address, ins):
+        for at, lanes in self.objects(x, m, address, ins):
+            del self.made[at]
+            self.coming.pop(at, None)
+            self.tell("ended", x, lanes, at, ins)
+
+    def arrive(self, x, m, address, count, ins, transactions=None, drop=False, completes=True):
+        """Arrivals, `count` for each lane; each lane's token. Before it arrives a lane lets the phase wait for
+        `transactions`, and with `drop` takes itself out of later phases. `completes`: whether it may end a phase."""
+        tokens = np.zeros(x.n, np.uint64)
+        for at, lanes in self.objects(x, m, address, ins):
+            counts, state = self.counts(x, count, lanes, 1, ins), State.of(self.words[at])
+            while lanes.size:
+                before = np.cumsum(counts) - counts
+                now = max(int(np.searchsorted(before, state.pending)), 1)  # lanes that arrive in this phase
+                here, total = lanes[:now], int(counts[:now].sum())
+                if transactions is not None:
+                    self.expect(x, state, transactions, here, at, ins)
+                pending = (-(state.pending - before[:now]) & MOST).astype(np.uint64)
+                tokens[here] = np.uint64(state.phase << _PHASE) | pending << np.uint64(_PENDING)
+                state.expected -= total * drop
+                self.require(state.expected >= 0, x, here[-1], at, "fewer are expected than drop out", ins)
+                if self.arrivals(x, state, total, here, at, ins):
+                    self.require(completes, x, here[-1], at, "completes the phase", ins)
+                lanes, counts = lanes[now:], counts[now:]
+            self.words[at] = state.word()
+        x.changes += 1
+        return tokens
+
+    def expect_transactions(self, x, m, address, count, ins):
+        for at, lanes in self.objects(x, m, address, ins):
+            state = State.of(self.words[at])
+            self.expect(x, state, count, lanes, at, ins)
+            self.words[at] = state.word()
+        x.changes += 1
+
+    def complete_transactions(self, x, m, address, count, ins):
+        for at, lanes in self.objects(x, m, address, ins):
+            state = State.of(self.words[at])
+            for lane, each in zip(lanes, self.counts(x, count, lanes, 0, ins).tolist(), strict=True):
+                if state.transfer(each):
+                    self.tell("completed", x, lane, at, ins)
+                self.require(state.transactions >= -MOST, x, lane, at, "a tx-count below its range", ins)
+            self.words[at] = state.word()
+        x.changes += 1
+
+    def arrive_after_copies(self, x, m, address, adds, ins):
+        """cp.async.mbarrier.arrive; `adds`: the phase waits for one arrival more, the one to come. It comes when
+        somebody looks, the latest moment, or by the coin of the random schedule at once."""
+        chunk = self.chunk
+        for at, lanes in self.objects(x, m, address, ins):
+            if adds:
+                state = State.of(self.words[at])
+                state.pending += lanes.size
+                self.require(state.pending <= MOST, x, lanes[0], at, "more pending arrivals than there can be", ins)
+                self.words[at] = state.word()
+            lanes = lanes if x.lanes is None else x.lanes[lanes]
+            arrival = lanes, chunk.copies.batches.of(lanes), ins
+            if chunk.random is not None and chunk.random.random() < 0.5:
+                self.come(at, *arrival)
+            else:
+                self.coming.setdefault(at, []).append(arrival)
+        chunk.copies.batches.step(x, m)
+        x.changes += 1
+
+    def test(self, x, m, address, phase, ins):
+        """Which lanes find the phase of a parity complete. The others let others run first."""
+        done = np.zeros(x.n, bool)
+        phase = np.broadcast_to(phase, x.n)
+        for at, lanes in self.objects(x, m, address, ins):
+            for arrival in self.coming.pop(at, ()):
+                self.come(at, *arrival)
+            complete = (phase[lanes] & phase.dtype.type(1)) != int(self.words[at]) >> _PHASE
+            done[lanes[complete]] = True
+            if complete.any():
+                self.tell("passed", x, lanes[complete], at, ins)
+            self.remember(x, lanes, complete, at, ins)
+        return done
+
+    # -- counting --------------------------------------------------------------------------------------
+    def arrivals(self, x, state, count, lanes, at, ins):
+        """Lanes arrive. Returns whether that completes the phase."""
+        self.require(count <= state.pending, x, lanes[-1], at, "arrives, when all have arrived that it waits for", ins)
+        self.tell("arrived", x, lanes, at, ins)
+        complete = state.arrive(count)
+        if complete:
+            self.tell("completed", x, lanes, at, ins)
+        return complete
+
+    def come(self, at, lanes, batches, ins):
+        """The arrivals of cp.async.mbarrier.arrive, whose copies are thereby done."""
+        chunk = self.chunk
+        chunk.copies.finish(lanes, batches)
+        for observer in chunk.observers:
+            observer.mbarrier_copies(lanes, batches)
+        state = State.of(self.words[at])
+        while lanes.size:
+            here = lanes[: max(state.pending, 1)]
+            self.arrivals(chunk.everyone, state, here.size, here, at, ins)
+            lanes = lanes[here.size :]
+        self.words[at] = state.word()
+        chunk.changes += 1
+
+    def expect(self, x, state, count, lanes, at, ins):
+        state.transactions += int(self.counts(x, count, lanes, 0, ins).sum())
+        self.require(state.transactions <= MOST, x, lanes[0], at, "a tx-count above its range", ins)
+
+    def counts(self, x, count, lanes, least, ins):
+        counts = np.broadcast_to(count, x.n)[lanes].astype(np.int64)
+        bad = (counts < least) | (counts > MOST)
+        if bad.any():
+            lane = int(np.argmax(bad))
+            what = f"{ins} with a count of {counts[lane]}, must be {least} to {MOST}"
+            raise x.error(ins, int(lanes[lane]), what, "mbarrier count")
+        return counts
+
+    # -- whom an instruction means -----------------------------------------------------------------------
+    def named(self, x, m, address, ins):
+        """(place, lanes of the group that name it), place by place."""
+        m = x.mask if m is None else m
+        sel = np.arange(x.n) if m is None else np.flatnonzero(np.broadcast_to(m, x.n))
+        if not sel.size:
+            return []
+        ((_, index, _),) = x.shared.locate(x, sel, np.broadcast_to(address, x.n)[sel], 8, True, ins)
+        return [(at, sel[index == at]) for at in np.unique(index).tolist()]
+
+    def objects(self, x, m, address, ins):
+        found = self.named(x, m, address, ins)
+        for at, lanes in found:
+            if at not in self.made:
+                what = f"{ins} at {self.address(x, lanes[0], at)}, where no mbarrier is"
+                raise x.error(ins, int(lanes[0]), what, "no mbarrier")
+        return found
+
+    def require(self, condition, x, lane, at, what, ins):
+        if not condition:
+            which = f"the mbarrier at {self.address(x, lane, at)}, initialised at {self.made[at].path}"
+            raise x.error(ins, int(lane), f"{ins} of {which}: {what}", "mbarrier count")
+
+    def address(self, x, lane, at):
+        return f"0x{8 * at - int(x.shared_base[lane]):x}"
+
+    def tell(self, event, x, lanes, at, ins):
+        for observer in self.chunk.observers:
+            getattr(observer, f"mbarrier_{event}")(lanes if x.lanes is None else x.lanes[lanes], at, ins)
+
+    # -- lanes that wait ---------------------------------------------------------------------------------
+    def remember(self, x, lanes, complete, at, ins):
+        """Lanes have tested whether a phase is complete."""
+        if complete.all() and self.waits is None:
+            return
+        if self.waits is None:
+            self.waits = np.full(self.chunk.n, -1, np.int64), np.full(self.chunk.n, None, object)
+        objects, instructions = self.waits
+        lanes = lanes if x.lanes is None else x.lanes[lanes]
+        objects[lanes] = np.where(complete, -1, at)
+        instructions[lanes] = ins
+        self.chunk.behind[lanes] = ~complete
+        self.refused |= not complete.all()
+
+    def waiting(self):
+        """Lanes whose last wait was in vain."""
+        return np.zeros(self.chunk.n, bool) if self.waits is None else self.waits[0] >= 0
+
+    def stuck(self):
+        """What lanes wait for in vain and the wait -> which lanes of the chunk."""
+        found = {}
+        for lane in np.flatnonzero(self.waiting()).tolist():
+            at, ins = (array[lane] for array in self.waits)
+            lacking = State.of(self.words[at]).lacking()
+            what = f"waiting at the mbarrier of {self.made[at].path}, which lacks {lacking}"
+            found.setdefault((what, ins), np.zeros(self.chunk.n, bool))[lane] = True
+        return found
