@@ -30,8 +30,12 @@ _PACKAGES = (  # that may hold NVRTC, its binding and its headers
     "cupy",
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
-_CRT_MISSING = 'cannot open source file "crt/'
-_CRT_HINT = "\nThe headers crt/*.h come with: pip install nvidia-cuda-crt (for CUDA 12, nvidia-cuda-nvcc-cu12)\n"
+_HINTS = {  # what NVRTC says -> what to know besides
+    'cannot open source file "crt/': (
+        "The headers crt/*.h come with: pip install nvidia-cuda-crt (for CUDA 12, nvidia-cuda-nvcc-cu12)"
+    ),
+    "device-side kernel launch": "Kernels that launch kernels (dynamic parallelism) do not run in the simulator",
+}
 _INCLUDE_OPTIONS = ("-I", "--include-path", "-include", "--pre-include")
 
 
@@ -125,8 +129,8 @@ def _run_nvrtc(code, arguments, names, text_of):
             nvrtc.compileProgram(program, arguments)
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program) or str(error)
-            hint = _CRT_HINT if _CRT_MISSING in log else ""
-            raise CompileError(log + hint, code, arguments) from None
+            hints = "".join(f"\n{hint}\n" for said, hint in _HINTS.items() if said in log)
+            raise CompileError(log + hints, code, arguments) from None
         text = text_of(nvrtc, program)
         lowered = "\t".join(nvrtc.getLoweredName(program, name) for name in names)
     finally:

@@ -7,11 +7,14 @@ them remain, with the operands of `Enter`.
 
 import dataclasses
 import itertools
+import re
 from typing import NamedTuple
 
 from .callgraph import BUILTIN, call_of, candidates, needing_a_stack, sizes
 from .frames import Frame
 from .syntax import Address, Function, Instruction, Label, Memory, Module, Not, Pair, Register, Variable
+
+_DEVICE_RUNTIME = re.compile(r"(__cudaCDP2?|cuda)(GetParameterBuffer|LaunchDevice)")  # what `kernel<<<...>>>` calls
 
 
 class Enter(NamedTuple):
@@ -138,6 +141,8 @@ class _Inliner:
         callee = self.module.functions.get(call.target.name)
         what = f"{instruction} {call.target.name} ({instruction.place})"
         if callee is None:
+            if _DEVICE_RUNTIME.match(call.target.name):
+                raise NotImplementedError(f"{what}: kernels cannot launch kernels here (dynamic parallelism)")
             raise NotImplementedError(f"{what}: a function outside the module is not supported")
         if sizes(callee.parameters) != sizes(call.passed):
             raise NotImplementedError(

@@ -87,6 +87,9 @@ class Kernel:
         bound = _bound(program.function)
         if bound and threads > bound:
             raise ValueError(f"block: {block} has {threads} threads, {self.name} is compiled for at most {bound}")
+        required = program.function.attributes.get("reqntid")
+        if required and (*required, 1, 1)[:3] != block:
+            raise ValueError(f"block: {block}, {self.name} is compiled for {required} only")
         if isinstance(shared_mem, bool) or not isinstance(shared_mem, numbers.Integral) or shared_mem < 0:
             raise ValueError(f"shared_mem: {shared_mem!r}, must be a non-negative integer")
         used, limit = program.shared_bytes + int(shared_mem), current().shared_limit

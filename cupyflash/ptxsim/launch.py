@@ -34,6 +34,9 @@ class Launch:
         self.param = _filled("param", parameters)
         self.const = _filled("const", program.module.constant_memory)
         self.arrays = arrays | program.module.memory
+        if program.module.constants:
+            self.arrays["__constant__ variables"] = constants = program.module.constant_memory.view()
+            constants.flags.writeable = False
         self.workspace = None
         if program.module.raw.enable_cooperative_groups:
             self.arrays["the grid's workspace"] = self.workspace = workspace()

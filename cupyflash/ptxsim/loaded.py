@@ -26,6 +26,16 @@ class LoadedModule:
                 self.addresses[variable.name] = array.ctypes.data
             if variable.data:
                 self.bytes_of(variable)[:] = np.frombuffer(variable.data, np.uint8)
+        for variable in variables:
+            for position, address, generic in variable.pointers:
+                self.bytes_of(variable)[position : position + 8].view(np.uint64)[0] = self.value_of(address, generic)
+
+    def value_of(self, address, generic):
+        """An address within a variable, as the initial value of another."""
+        if address.base.space == "const":
+            start = self.constant_memory.ctypes.data if generic else 0
+            return start + self.constants[address.base] + address.offset
+        return self.addresses[address.base.name] + address.offset
 
     def bytes_of(self, variable):
         """The memory of a variable in global or constant memory."""

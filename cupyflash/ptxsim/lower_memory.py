@@ -17,7 +17,7 @@ _WINDOWS = {
     "shared::cta": "SHARED_WINDOW",
     "local": "LOCAL_WINDOW",
     "param": "PARAM_WINDOW",
-    "const": "CONST_WINDOW",
+    "const": None,
 }
 OBSERVED = {"x.global_": "global", "x.shared": "shared", "x.local": "local", "x.generic": "generic"}
 _NARROW = {"shared", "shared::cta", "local", "param", "const"}
@@ -121,18 +121,31 @@ def atomic(t, i, types):
 def cvta(t, i, types):
     d, a = i.operands
     value = t.use(a, "u64")
-    window = next((_WINDOWS[m] for m in i.modifiers if m in _WINDOWS), None)
+    window = next((_window(t, m) for m in i.modifiers if m in _WINDOWS), None)
     if window is not None:
         operation = "np_subtract" if "to" in i.modifiers else "np_add"
         value = t.let(f"{operation}({value}, {window})", "u8")
     t.define(d, value, "u64")
 
 
+def _window(t, space):
+    """Where generic addresses of a space begin: constants are global memory, too, as on a GPU."""
+    if space == "const":
+        return t.constant(t.program.module.constant_memory.ctypes.data, "u8")
+    return _WINDOWS[space]
+
+
 def isspacep(t, i, types):
     d, a = i.operands
     space = next(m for m in i.modifiers)
-    number = {"global": 0, "shared": 1, "shared::cta": 1, "local": 2, "param": 3, "const": 4}[space]
-    t.define(d, t.let(f"({t.use(a, 'u64')} >> WINDOW_SHIFT) == {number}", "?"), "pred")
+    address = t.use(a, "u64")
+    number = {"global": 0, "shared": 1, "shared::cta": 1, "local": 2, "param": 3, "const": 0}[space]
+    answer = t.let(f"({address} >> WINDOW_SHIFT) == {number}", "?")
+    if number == 0:
+        size = t.constant(t.program.module.constant_memory.size, "u8")
+        constant = t.let(f"np_less(np_subtract({address}, {_window(t, 'const')}), {size})", "?")
+        answer = constant if space == "const" else t.let(f"np_greater({answer}, {constant})", "?")
+    t.define(d, answer, "pred")
 
 
 def nothing(t, i, types):

@@ -51,7 +51,7 @@ class Chunk:
         self.local = LocalMemory("local", program.local_bytes, self.n if program.local_bytes else 0)
         self.shared_base = np.repeat(np.arange(count, dtype=np.int64) * self.shared.pitch, self.pitch)
         self.local_base = np.arange(self.n, dtype=np.int64) * self.local.pitch
-        self.generic = GenericSpace(launch.global_, self.shared, self.local, launch.param, launch.const)
+        self.generic = GenericSpace(launch.global_, self.shared, self.local, launch.param)
         self.random = np.random.default_rng((settings.seed, first)) if settings.schedule == "random" else None
         self.copies = AsyncCopies(self.n, self.random, self.observers)
         self.stack = Stack(self) if program.frames else None

@@ -25,7 +25,7 @@ from .numerics import (
 
 # Generic addresses: host addresses are global memory, the other spaces have windows far above them.
 WINDOW_SHIFT = np.uint64(60)
-SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, CONST_WINDOW = (np.uint64(i << 60) for i in (1, 2, 3, 4))
+SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = (np.uint64(i << 60) for i in (1, 2, 3))
 
 _DTYPES = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16")}
 _SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
@@ -166,8 +166,8 @@ class GenericSpace:
 
     name = "generic"
 
-    def __init__(self, global_, shared, local, param, const):
-        self.spaces = {0: global_, 1: shared, 2: local, 3: param, 4: const}
+    def __init__(self, global_, shared, local, param):
+        self.spaces = {0: global_, 1: shared, 2: local, 3: param}
 
     def locate(self, x, sel, address, size, write, ins):
         window = address >> WINDOW_SHIFT

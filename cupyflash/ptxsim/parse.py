@@ -124,7 +124,7 @@ class _Parser:
             elif text in (".global", ".const", ".shared"):
                 extern = self.texts[self.at - 2] == ".extern"
                 for variable in self.variables_(text[1:], extern):
-                    self.module.variables[variable.name] = variable
+                    self.module.variables[variable.name] = self.scopes[0][variable.name] = variable
             elif text == ".pragma":
                 self.skip_past(";")
             else:
@@ -132,8 +132,7 @@ class _Parser:
         return self.module
 
     def function_(self, entry):
-        self.scopes = [_Scope(), _Scope()]
-        self.scopes[0].update(self.module.variables)
+        self.scopes = [self.scopes[0], _Scope()]
         results = self.parameters_() if not entry and self.peek() == "(" else []
         function = Function(self.take(), [], entry)
         self.function = function
@@ -201,20 +200,29 @@ class _Parser:
         item = SIZES[type_]
         variable = Variable(name, space, item * (1 if count is None else count), align or item, type_, extern=extern)
         if self.accept("="):
-            variable.data = self.initial_value(type_).ljust(variable.size, b"\0")
+            data = bytearray()
+            self.initial_value(variable, data)
+            variable.data = bytes(data.ljust(variable.size, b"\0"))
         return variable
 
-    def initial_value(self, type_):
+    def initial_value(self, variable, data):
+        """Append one value, or a list of them, to the data of a variable."""
         if self.accept("{"):
-            data = b""
             while not self.accept("}"):
                 self.accept(",")
-                data += self.initial_value(type_)
-            return data
+                self.initial_value(variable, data)
+            return
+        generic = self.accept("generic")
         operand = self.with_addresses(self.operand())
+        if generic and isinstance(operand[0], Address):
+            operand = Address(operand[0].base, operand[0].offset + self.offset())
+        if isinstance(operand, Address) and isinstance(operand.base, Variable):
+            variable.pointers += ((len(data), operand, generic),)
+            operand = Literal(0)
         if not isinstance(operand, Literal):
-            raise ParseError(f"PTX line {self.line(self.at)}: an address as initial value is not supported")
-        return (operand.value & (1 << 8 * SIZES[type_]) - 1).to_bytes(SIZES[type_], "little")
+            raise ParseError(f"PTX line {self.line(self.at)}: {operand} as initial value is not supported")
+        size = SIZES[variable.type]
+        data += (operand.value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
     def with_addresses(self, operand):
         """An operand; if it names a function, that function's address."""
@@ -379,15 +387,20 @@ class _Parser:
         if text[:1].isdigit():
             return _literal(text)
         base = self.lookup(text)
+        offset = self.offset()
+        if offset or isinstance(base, Variable):
+            return Address(base, offset)
+        return base
+
+    def offset(self):
+        """`+ 4 - 8` behind an address."""
         offset = 0
         while self.texts[self.at] in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
             if self.accept("-"):
                 sign = -sign
             offset += sign * _literal(self.take()).value
-        if offset or isinstance(base, Variable):
-            return Address(base, offset)
-        return base
+        return offset
 
     def lookup(self, name):
         if name == "_":

@@ -21,8 +21,9 @@ class Register:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Variable:
-    """A named piece of memory. `offset`: of a kernel's parameter, among all of them. `frame`: the register that holds
-    where it is counted from, for what each call of a function has anew."""
+    """A named piece of memory. `data`: its initial bytes, in which `pointers` are filled in when addresses are known,
+    each a position, an Address and whether it is a generic one. `offset`: of a kernel's parameter, among all of them.
+    `frame`: the register that holds where it is counted from, for what each call of a function has anew."""
 
     name: str
     space: str
@@ -30,6 +31,7 @@ class Variable:
     align: int
     type: str = "b8"
     data: bytes | None = None
+    pointers: tuple = ()
     offset: int = 0
     extern: bool = False
     frame: Register | None = None

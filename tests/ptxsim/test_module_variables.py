@@ -86,6 +86,41 @@ def test_a_variable_as_an_argument():
     np.testing.assert_array_equal(out, 102 * x)
 
 
+ADDRESSES = """
+__device__ int numbers[5] = {1, 20, 300, 4000, 50000};
+__constant__ int fixed[3] = {7, 8, 9};
+__device__ int* third = numbers + 2;
+__constant__ const int* table[2][2] = {{numbers + 4, fixed + 1}, {numbers}};
+__device__ const char* words[2] = {"one", "three"};
+struct Node { const Node* next; short value; };
+__constant__ Node last = {nullptr, -5}, first = {&last, 6};
+__device__ int twice(int x) { return 2 * x; }
+__device__ int less(int x) { return x - 1; }
+typedef int (*Function)(int);
+__constant__ Function functions[2] = {less, twice};
+extern "C" __global__ void follow(int* out) {
+  int t = threadIdx.x;
+  out[t] = *third + *table[t / 2][0] * 2 + *table[0][t % 2] + words[t % 2][2];
+  out[t] += 1000000 * first.next->value + functions[t % 2](t);
+  third = numbers + t % 2;
+}"""
+
+
+@every_schedule
+def test_addresses_as_initial_values(settings):
+    """Of global and constant memory, of strings, of functions; with offsets, and in structures."""
+    out, t = poisoned(4, np.int32), np.arange(4)
+    raw = ptxsim.RawModule(code=ADDRESSES, options=OPTIONS)
+    with ptxsim.settings(**settings):
+        raw.get_function("follow")((1,), (4,), (out,))
+    letters = np.array([ord("e"), ord("r")])[t % 2]
+    called = np.where(t % 2, 2 * t, t - 1)
+    pointed = np.array([50000, 1])[t // 2] * 2 + np.array([50000, 8])[t % 2]
+    np.testing.assert_array_equal(out, 300 + pointed + letters + called - 5000000)
+    offset = values(raw, "third", 1, np.uint64)[0] - raw.get_global("numbers").ctypes.data
+    assert offset in (0, 4)
+
+
 def test_module_variables_keep_their_value_between_launches_of_one_module():
     source = """
     __device__ int total;
@@ -97,3 +132,18 @@ def test_module_variables_keep_their_value_between_launches_of_one_module():
         assert out[0] == 5 * launches
     ptxsim.RawModule(code=source, options=OPTIONS).get_function("accumulate")((1,), (1,), (out,))
     assert out[0] == 5
+
+
+def test_constants_are_read_only_in_kernels():
+    source = """
+    __constant__ int fixed[4];
+    extern "C" __global__ void write(int* out, int i) {
+      int* p = i >= 0 ? (int*)fixed + i : out;
+      *p = 1;
+      *out = fixed[0];
+    }"""
+    out = poisoned(1, np.int32)
+    with pytest.raises(ptxsim.MemoryFault, match=r"write of 4 bytes in global memory .* read-only"):
+        launch(source, 1, 1, out, np.int32(2))
+    launch(source, 1, 1, out, np.int32(-1))
+    assert out[0] == 0

@@ -108,6 +108,16 @@ def test_what_a_file_has_not(tmp_path, ptx):
         ptxsim.RawModule(path=str(tmp_path / "absent.ptx"))
 
 
+def test_a_block_that_is_required(tmp_path, ptx):
+    x, out = np.ones(64, np.float32), poisoned(64, np.float32)
+    kernel = load(tmp_path, ptx.replace(".maxntid 64", ".reqntid 64")).get_function("scale")
+    for block in ((32,), (32, 2), (16, 2, 2)):
+        with pytest.raises(ValueError, match=r"block: \(.*\), scale is compiled for \(64, 1, 1\) only"):
+            kernel((1,), block, (x, out), shared_mem=256)
+    kernel((1,), (64,), (x, out), shared_mem=256)
+    assert (out == 3).all() and kernel.max_threads_per_block == 64
+
+
 def test_exactly_one_of_code_and_path(tmp_path, ptx):
     for choices in ({}, {"code": SOURCE, "path": "module.ptx"}, {"code": "", "path": ""}):
         with pytest.raises(TypeError, match="exactly one"):

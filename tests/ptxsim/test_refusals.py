@@ -228,3 +228,25 @@ def test_a_trap_stops_and_a_breakpoint_does_not():
     launch_ptx(text.replace("trap;\n", ""), "refused", (1,), (1,), (np.zeros(1),))
     with pytest.raises(ptxsim.SimulationError, match="trap"):
         launch_ptx(text, "refused", (1,), (1,), (np.zeros(1),))
+
+
+LAUNCHING = """
+extern "C" __global__ void child(int* x) { *x = 1; }
+extern "C" __global__ void parent(int* x) {
+  if (threadIdx.x == 0)
+    child<<<1, 1>>>(x);
+}"""
+
+
+def test_kernels_that_launch_kernels():
+    """With relocatable code they compile, and other kernels of the module run; without, NVRTC refuses them."""
+    with pytest.raises(
+        ptxsim.CompileError, match=r"(?s)kernel.cu\(5\).*device-side kernel launch.*dynamic parallelism"
+    ):
+        ptxsim.RawModule(code=LAUNCHING)
+    relocatable = ptxsim.RawModule(code=LAUNCHING, options=("-rdc=true",))
+    out = poisoned(1, np.int32)
+    relocatable.get_function("child")((1,), (1,), (out,))
+    assert out[0] == 1
+    with pytest.raises(NotImplementedError, match=r"called at kernel.cu:5\).*dynamic parallelism"):
+        relocatable.get_function("parent")

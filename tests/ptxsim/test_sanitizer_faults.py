@@ -38,7 +38,8 @@ def test_out_of_bounds_in_global_memory(by, count, who, near, settings):
 
 
 def test_all_threads_at_the_instruction_are_counted():
-    x, y = np.zeros(64, np.float32), poisoned(64, np.float32)
+    _, x, _, y = poisoned((4, 64), np.float32)  # nothing else lies within 64 elements of x
+    x[:] = 0
     for by, count in ((64, 64), (40, 40), (-5, 5)):
         found = findings(SHIFT, 2, 32, x, y, np.int32(by))
         assert [f.count for f in found if f.kind == "out of bounds"] == [count]
