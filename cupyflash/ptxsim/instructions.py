@@ -7,7 +7,6 @@ _NOT_HERE = """
   `barrier.cluster`, `shared::cluster`), `multimem`, `setmaxnreg`
 * `mma` of FP8, 6 and 4-bit floats, of sparse and scaled matrices, and Volta's `mma.m8n8k4` of float16
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
-* atomics of 128 bits
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`
 * calls of functions outside the module (but `printf` and `assert`), and of functions whose parameters are registers

@@ -53,6 +53,8 @@ def _atomics():
             yield f"90 | {opcode} | bf16 bf16x2 | !add !noftz {rest}"
             if extra:
                 yield f"{since} | {opcode} | b16 | !cas {rest}"
+        if extra:
+            yield f"90 | {opcode} | b128 | !exch/cas {order} {_SCOPE}/cluster global/{_SHARED}"
         rest = f"{order} {_SCOPE}/cluster global"
         yield f"90 | {opcode} | f32 | !add !v2/v4 {rest}"
         yield f"90 | {opcode} | f16 bf16 | !add/min/max !noftz !v2/v4/v8 {rest}"
@@ -185,7 +187,7 @@ _TABLE = f"""
 75 | selp | {_PLAIN} |
 75 | slct | {_pairs(_PLAIN, "s32")} s32.s32 |
 75 | slct | {_pairs(_PLAIN, "f32")} f32.f32 | ftz
-75 | mov | pred {_PLAIN} |
+75 | mov | pred b128 {_PLAIN} |
 75 | cvt | {_pairs(f"{_BYTES} {_INT}", f"{_BYTES} {_INT}")} {" ".join(f"{t}.{t}" for t in f"{_BYTES} {_INT}".split())} |
 75 | cvt | {" ".join(_narrowing())} | !sat
 75 | cvt | {_pairs(f"{_BYTES} {_INT}", "f16 f64")} | !{_INTEGRAL} sat

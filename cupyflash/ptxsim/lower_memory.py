@@ -94,6 +94,10 @@ def atomic(t, i, types):
     operation = next(
         m for m in ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas") if m in i.modifiers
     )
+    if type_ == "b128":
+        _tell(t, i, "atomic", space, address, 16)
+        _atomic_wide(t, i, d, values, operation, f"x, {t.mask()}, {space}, {address}, 16")
+        return
     kind = f"f{type_[1:]}" if type_ in ("f32", "f64") else type_
     function = f"atomic_{operation}"
     if (operation, type_) in ATOMICS_OF_HALVES:
@@ -116,6 +120,15 @@ def atomic(t, i, types):
         t.line(text)
     else:
         t.define(d, t.let(text, t.seen(kind)), kind)
+
+
+def _atomic_wide(t, i, d, values, operation, where):
+    """exch or cas of 16 bytes, in pairs of registers."""
+    *compare, value = (t.let(f"wide({', '.join(t.use(half, 'b64') for half in pair)})", "c16") for pair in values)
+    function = "atomic_exch" if operation == "exch" else "atomic_cas_wide"
+    old = t.let(f"atomic({where}, {function}, {value}, {compare[0] if compare else None}, {t.site(i)})", "c16")
+    for n, half in enumerate(d if d != SINK else ()):
+        t.define(half, t.let(f"{old}.view('u8')[{n}::2]", "u8"), "b64")
 
 
 def cvta(t, i, types):

@@ -12,6 +12,7 @@ from .isa import check_support, types_of
 from .shadow import may_be_undefined
 from .syntax import Address, Memory, Special, Variable, place
 from .translate import BlockTranslator, Constants
+from .wide_registers import split_wide_registers
 from .wmma import expand_wmma
 from .workers import communicates
 
@@ -25,7 +26,7 @@ class Program:
     def __init__(self, module, name, function, profiled, sanitized):
         function = inline_calls(function, module.parsed)
         check_support(function, name, module.arch)
-        function = expand_wmma(function)
+        function = split_wide_registers(expand_wmma(function))
         self.module, self.function = module, function
         self.profiled, self.sanitized = profiled, sanitized
         self.name = name

@@ -223,11 +223,14 @@ class Shadow:
         d, memory, *values = i.operands if i.opcode == "atom" else (SINK, *i.operands)
         space, address = self.place(i, memory)
         count, size, exchange = vector_of(i), self.t.width(types[0]) // 8, "exch" in i.modifiers
-        for value in values[0] if count > 1 else values:
-            self.use(value, i, "an operand")
+        if types[0] == "b128":
+            count, size = 2, 8
+        for value in values:
+            for part in value if isinstance(value, tuple) else (value,):
+                self.use(part, i, "an operand")
         text = f"U.change(x, {self.t.mask()}, {space!r}, {address}, {size}, {count}, {exchange}, {self.t.site(i)})"
         old = self.let(text)
-        return [(register, old) for register in (results(i) if count > 1 else (d,))]
+        return [(r, f"{old} and {old}[{n}]") for n, r in enumerate(results(i))] if count > 1 else [(d, old)]
 
     do_red = do_atom
 

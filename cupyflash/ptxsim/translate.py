@@ -25,7 +25,7 @@ from .syntax import SINK, Address, Literal, Not, Register, Special, Variable
 KEPT = {
     "pred": "?", "b8": "u1", "u8": "u1", "s8": "u1", "b16": "u2", "u16": "u2", "s16": "u2", "f16": "u2", "bf16": "u2",
     "b32": "u4", "u32": "u4", "s32": "u4", "f16x2": "u4", "bf16x2": "u4", "f32": "f4",
-    "b64": "u8", "u64": "u8", "s64": "u8", "f64": "f8",
+    "b64": "u8", "u64": "u8", "s64": "u8", "f64": "f8", "b128": "c16",
 }  # fmt: skip
 # How an instruction of a PTX type sees it.
 SEEN = {**KEPT, "s8": "i1", "s16": "i2", "s32": "i4", "s64": "i8", "tf32": "u4"}

@@ -18,6 +18,7 @@ import re
 import numpy as np
 
 from .isa import types_of
+from .rewrite import rewritten
 from .syntax import Address, Function, Literal, Memory, Register
 from .tensor_core import IN_REGISTER, WARP
 
@@ -143,28 +144,23 @@ def expand_wmma(function: Function) -> Function:
     """
     if not any(i.opcode == "wmma" for i in function.code):
         return function
-    return _Expander(function).run()
+    expander = _Expander(function.registers)
+    return rewritten(function, expander.registers, expander.expansion)
 
 
 class _Expander:
-    def __init__(self, function):
-        self.function = function
-        self.registers, self.code = list(function.registers), []
-        self.at = None
+    def __init__(self, registers):
+        self.registers = list(registers)
+        self.at, self.code = None, []  # the instruction that is being replaced, and by what
 
-    def run(self):
-        positions = []
-        for instruction in self.function.code:
-            positions.append(len(self.code))
-            if instruction.opcode == "wmma":
-                self.at = instruction
-                steps = {"load": self.load, "store": self.store, "mma": self.mma}
-                next(steps[m] for m in instruction.modifiers if m in steps)()
-            else:
-                self.code.append(instruction)
-        positions.append(len(self.code))
-        labels = {label: positions[position] for label, position in self.function.labels.items()}
-        return dataclasses.replace(self.function, registers=self.registers, code=self.code, labels=labels)
+    def expansion(self, instruction):
+        """The instructions that stand for one."""
+        if instruction.opcode != "wmma":
+            return [instruction]
+        self.at, self.code = instruction, []
+        steps = {"load": self.load, "store": self.store, "mma": self.mma}
+        next(steps[m] for m in instruction.modifiers if m in steps)()
+        return self.code
 
     def fresh(self, type_):
         register = Register(len(self.registers), f"%wmma{len(self.registers)}", type_)

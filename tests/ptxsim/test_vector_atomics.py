@@ -133,3 +133,64 @@ def test_undefined_elements_are_found():
     with ptxsim.sanitize() as report:
         launch_ptx(text, "change", (1,), (32,), (cells, x, old), arch="sm_90")
     assert [f.kind for f in report.findings] == ["uninitialised register"] and report.findings[0].count == 32
+
+
+WIDE = """
+struct alignas(16) Pair { double low; unsigned long long high; };
+extern "C" __global__ void exchange(Pair* cell, Pair* old) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  old[i] = atomicExch(cell, Pair{i + 0.5, 3ull * i});
+}
+extern "C" __global__ void add(Pair* cell, Pair* shared_cell) {
+  __shared__ Pair box;
+  if (threadIdx.x == 0) box = Pair{-0.0, 7};
+  __syncthreads();
+  for (Pair* at : {cell, &box}) {
+    Pair seen = *(volatile Pair*)at, assumed;
+    do {
+      assumed = seen;
+      seen = atomicCAS(at, assumed, Pair{assumed.low + 1, assumed.high + 2});
+    } while (__double_as_longlong(seen.low) != __double_as_longlong(assumed.low) || seen.high != assumed.high);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) shared_cell[blockIdx.x] = box;
+}
+extern "C" __global__ void halves(Pair* cells) {
+  Pair here{1, 2}, first{1, 3}, second{4, 2}, put{5, 6};
+  atomicCAS(cells, first, put);
+  atomicCAS(cells + 1, second, put);
+  atomicCAS(cells + 2, here, put);
+}""".replace("*(volatile Pair*)at", "atomicCAS(at, Pair{}, Pair{})")
+PAIR = np.dtype([("low", np.float64), ("high", np.uint64)])
+
+
+@pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
+def test_16_bytes_are_exchanged_as_one(settings):
+    """Whoever takes a value finds one that another has put there, and each is taken once."""
+    cell, old = np.zeros((2, 2), np.uint64), poisoned((97, 2), np.uint64)
+    cell[1] = 5
+    with ptxsim.sanitize() as report:
+        launch(WIDE, 2, 48, cell, old, name="exchange", arch="sm_90", **settings)
+    assert not report, str(report)
+    low, high = np.concatenate([old[:96], cell[:1]]).T
+    thread = np.argsort(high, kind="stable")
+    np.testing.assert_array_equal(high[thread], [0, *3 * np.arange(96)])
+    assert sorted(low.view(np.float64)) == [0, *np.arange(96) + 0.5] and (cell[1] == 5).all()
+
+
+@pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
+def test_16_bytes_are_compared_bit_by_bit(settings):
+    """A NaN equals itself, and -0 is not 0: as a complex number, which 16 bytes are in memory here, neither holds."""
+    cell, boxes = np.zeros(1, PAIR), np.zeros(2, PAIR)
+    launch(WIDE, 2, 33, cell.view(np.uint64), boxes.view(np.uint64), name="add", arch="sm_90", **settings)
+    assert tuple(cell[0]) == (66, 132) and [tuple(box) for box in boxes] == [(33, 73)] * 2
+    source = WIDE.replace("assumed.low + 1", "-assumed.low")
+    cell["low"], cell["high"] = np.nan, 1
+    launch(source, 1, 32, cell.view(np.uint64), boxes.view(np.uint64), name="add", arch="sm_90", **settings)
+    assert np.isnan(cell[0]["low"]) and cell[0]["high"] == 65
+
+
+def test_both_halves_are_compared():
+    cells = np.array([(1, 2)] * 3, PAIR)
+    launch(WIDE, 1, 1, cells.view(np.uint64), name="halves", arch="sm_90")
+    assert [tuple(cell) for cell in cells] == [(1, 2), (1, 2), (5, 6)]
