@@ -335,6 +335,8 @@ class _Parser:
             self.accept(",")
         if opcode == "mov":
             operands = [self.with_addresses(operand) for operand in operands]
+        elif opcode in ("ld", "st"):  # Triton writes a single register as a vector of one
+            operands = [o[0] if isinstance(o, tuple) and len(o) == 1 else o for o in operands]
         if "cc" in modifiers and operands:
             operands[0] = Pair(operands[0], self.carry_flag())
         if opcode in ("addc", "subc", "madc"):

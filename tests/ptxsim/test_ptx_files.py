@@ -1,5 +1,7 @@
 """RawModule(path=...): PTX that somebody else has compiled."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -116,6 +118,16 @@ def test_a_block_that_is_required(tmp_path, ptx):
             kernel((1,), block, (x, out), shared_mem=256)
     kernel((1,), (64,), (x, out), shared_mem=256)
     assert (out == 3).all() and kernel.max_threads_per_block == 64
+
+
+def test_vectors_of_one_register(tmp_path, ptx):
+    """As Triton writes loads and stores."""
+    text = re.sub(r"(ld\.\w+\.f32\s+)(%\w+),", r"\1{ \2 },", ptx)
+    text = re.sub(r"(st\.\w+\.f32\s+\[[^]]*\], )(%\w+);", r"\1{ \2 };", text)
+    assert text.count("{ %f") == 5
+    x, out = np.random.default_rng().integers(-99, 99, 64).astype(np.float32), poisoned(64, np.float32)
+    load(tmp_path, text).get_function("scale")((1,), (64,), (x, out), shared_mem=256)
+    np.testing.assert_array_equal(out, 3 * x[::-1])
 
 
 def test_exactly_one_of_code_and_path(tmp_path, ptx):
