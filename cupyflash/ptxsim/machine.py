@@ -316,6 +316,7 @@ class Chunk:
         self.behind[lanes] = True
         if hung:
             self.hung[lanes] = self.changes
+            self.mbarriers.forget(lanes)
 
     def suspend(self, x, pc, registers):
         """Lanes of a group, before block `pc`, have waited at an mbarrier in vain and fallen behind: if it was in the
@@ -341,10 +342,12 @@ class Chunk:
     def standstill(self):
         """The exception that says what every group of lanes waits for."""
         groups = []
-        for (what, ins), lanes in self.mbarriers.stuck().items():
-            groups += self.stuck("deadlock", lanes, what, ins)
         at_barrier, expected = self.barriers.waiting >= 0, self.barriers.count
-        looping = ~at_barrier & ~self.parked & ~self.mbarriers.waiting()
+        looping = ~at_barrier & ~self.parked & (self.pc != self.exit)
+        at_mbarrier = looping & self.mbarriers.waiting()
+        for (what, ins), lanes in self.mbarriers.awaited(at_mbarrier).items():
+            groups += self.stuck("deadlock", lanes, what, ins)
+        looping &= ~at_mbarrier
         before = None
         for block in self.launch.program.blocks:
             here = self.pc == block.index

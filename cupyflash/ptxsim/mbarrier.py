@@ -76,6 +76,24 @@ def parity_of(token):
     return token >> np.uint64(_PHASE)
 
 
+def counts_of(x, m, count, least, ins):
+    """The count that each lane gives, a valid one if it is active."""
+    counts = np.broadcast_to(count, x.n).astype(np.int64)
+    bad = (counts < least) | (counts > MOST)
+    if bad.any():
+        wrong = [lane for lane in _active(x, m).tolist() if bad[lane]]
+        if wrong:
+            what = f"{ins} with a count of {counts[wrong[0]]}, must be {least} to {MOST}"
+            raise x.error(ins, wrong[0], what, "mbarrier count")
+    return counts
+
+
+def _active(x, m):
+    """The lanes of a mask."""
+    m = x.mask if m is None else m
+    return np.arange(x.n) if m is None else np.flatnonzero(np.broadcast_to(m, x.n))
+
+
 class Mbarriers:
     """The mbarrier objects in the shared memory of a chunk of blocks, and the lanes that wait for them.
 
@@ -93,8 +111,9 @@ class Mbarriers:
         self.refused = False  # whether there has been such a wait since the scheduler has looked
 
     def init(self, x, m, address, count, ins):
+        counts = counts_of(x, m, count, 1, ins)
         for at, lanes in self.named(x, m, address, ins):
-            for each in self.counts(x, count, lanes, 1, ins).tolist():
+            for each in counts[lanes].tolist():
                 self.words[at] = State(0, each, 0, each).word()
             self.made[at] = ins
             self.tell("made", x, lanes, at, ins)
@@ -110,14 +129,17 @@ class Mbarriers:
         """Arrivals, `count` for each lane; each lane's token. Before it arrives a lane lets the phase wait for
         `transactions`, and with `drop` takes itself out of later phases. `completes`: whether it may end a phase."""
         tokens = np.zeros(x.n, np.uint64)
+        count = counts_of(x, m, count, 1, ins)
+        if transactions is not None:
+            transactions = counts_of(x, m, transactions, 0, ins)
         for at, lanes in self.objects(x, m, address, ins):
-            counts, state = self.counts(x, count, lanes, 1, ins), State.of(self.words[at])
+            counts, state = count[lanes], State.of(self.words[at])
             while lanes.size:
                 before = np.cumsum(counts) - counts
                 now = max(int(np.searchsorted(before, state.pending)), 1)  # lanes that arrive in this phase
                 here, total = lanes[:now], int(counts[:now].sum())
                 if transactions is not None:
-                    self.expect(x, state, transactions, here, at, ins)
+                    self.expect(x, state, int(transactions[here].sum()), here, at, ins)
                 pending = (-(state.pending - before[:now]) & MOST).astype(np.uint64)
                 tokens[here] = np.uint64(state.phase << _PHASE) | pending << np.uint64(_PENDING)
                 state.expected -= total * drop
@@ -130,17 +152,19 @@ class Mbarriers:
         return tokens
 
     def expect_transactions(self, x, m, address, count, ins):
+        counts = counts_of(x, m, count, 0, ins)
         for at, lanes in self.objects(x, m, address, ins):
             state = State.of(self.words[at])
-            self.expect(x, state, count, lanes, at, ins)
+            self.expect(x, state, int(counts[lanes].sum()), lanes, at, ins)
             self.words[at] = state.word()
         x.changes += 1
 
     def complete_transactions(self, x, m, address, count, ins):
+        counts = counts_of(x, m, count, 0, ins)
         for at, lanes in self.objects(x, m, address, ins):
             state = State.of(self.words[at])
-            for lane, each in zip(lanes, self.counts(x, count, lanes, 0, ins).tolist(), strict=True):
-                if state.transfer(each):
+            for lane in lanes:
+                if state.transfer(int(counts[lane])):
                     self.tell("completed", x, lane, at, ins)
                 self.require(state.transactions >= -MOST, x, lane, at, "a tx-count below its range", ins)
             self.words[at] = state.word()
@@ -157,27 +181,26 @@ class Mbarriers:
                 self.require(state.pending <= MOST, x, lanes[0], at, "more pending arrivals than there can be", ins)
                 self.words[at] = state.word()
             lanes = lanes if x.lanes is None else x.lanes[lanes]
-            arrival = lanes, chunk.copies.batches.of(lanes), ins
+            self.coming.setdefault(at, []).append((at, lanes, chunk.copies.batches.of(lanes), ins))
             if chunk.random is not None and chunk.random.random() < 0.5:
-                self.come(at, *arrival)
-            else:
-                self.coming.setdefault(at, []).append(arrival)
+                self.come(self.coming.pop(at))
         chunk.copies.batches.step(x, m)
         x.changes += 1
 
     def test(self, x, m, address, phase, ins):
         """Which lanes find the phase of a parity complete. The others let others run first."""
-        done = np.zeros(x.n, bool)
-        phase = np.broadcast_to(phase, x.n)
-        for at, lanes in self.objects(x, m, address, ins):
-            for arrival in self.coming.pop(at, ()):
-                self.come(at, *arrival)
-            complete = (phase[lanes] & phase.dtype.type(1)) != int(self.words[at]) >> _PHASE
-            done[lanes[complete]] = True
-            if complete.any():
-                self.tell("passed", x, lanes[complete], at, ins)
-            self.remember(x, lanes, complete, at, ins)
-        return done
+        found = self.objects(x, m, address, ins)
+        due = [arrival for at, _ in found for arrival in self.coming.pop(at, ())]
+        if due:
+            self.come(due)
+        complete = np.ones(x.n, bool)
+        phase = np.broadcast_to(phase & phase.dtype.type(1), x.n)
+        for at, lanes in found:
+            complete[lanes] = passed = phase[lanes] != int(self.words[at]) >> _PHASE
+            if self.chunk.observers and passed.any():
+                self.tell("passed", x, lanes[passed], at, ins)
+        self.remember(x, found, complete, ins)
+        return complete
 
     # -- counting --------------------------------------------------------------------------------------
     def arrivals(self, x, state, count, lanes, at, ins):
@@ -189,42 +212,38 @@ class Mbarriers:
             self.tell("completed", x, lanes, at, ins)
         return complete
 
-    def come(self, at, lanes, batches, ins):
-        """The arrivals of cp.async.mbarrier.arrive, whose copies are thereby done."""
+    def come(self, due):
+        """Arrivals of cp.async.mbarrier.arrive, whose copies are thereby done."""
         chunk = self.chunk
+        lanes = np.concatenate([lanes for _, lanes, _, _ in due])
+        batches = np.concatenate([np.broadcast_to(batches, lanes.size) for _, lanes, batches, _ in due])
         chunk.copies.finish(lanes, batches)
         for observer in chunk.observers:
             observer.mbarrier_copies(lanes, batches)
-        state = State.of(self.words[at])
-        while lanes.size:
-            here = lanes[: max(state.pending, 1)]
-            self.arrivals(chunk.everyone, state, here.size, here, at, ins)
-            lanes = lanes[here.size :]
-        self.words[at] = state.word()
+        for at, lanes, _, ins in due:
+            state = State.of(self.words[at])
+            while lanes.size:
+                here = lanes[: max(state.pending, 1)]
+                self.arrivals(chunk.everyone, state, here.size, here, at, ins)
+                lanes = lanes[here.size :]
+            self.words[at] = state.word()
         chunk.changes += 1
 
     def expect(self, x, state, count, lanes, at, ins):
-        state.transactions += int(self.counts(x, count, lanes, 0, ins).sum())
+        state.transactions += count
         self.require(state.transactions <= MOST, x, lanes[0], at, "a tx-count above its range", ins)
-
-    def counts(self, x, count, lanes, least, ins):
-        counts = np.broadcast_to(count, x.n)[lanes].astype(np.int64)
-        bad = (counts < least) | (counts > MOST)
-        if bad.any():
-            lane = int(np.argmax(bad))
-            what = f"{ins} with a count of {counts[lane]}, must be {least} to {MOST}"
-            raise x.error(ins, int(lanes[lane]), what, "mbarrier count")
-        return counts
 
     # -- whom an instruction means -----------------------------------------------------------------------
     def named(self, x, m, address, ins):
         """(place, lanes of the group that name it), place by place."""
-        m = x.mask if m is None else m
-        sel = np.arange(x.n) if m is None else np.flatnonzero(np.broadcast_to(m, x.n))
+        sel = _active(x, m)
         if not sel.size:
             return []
         ((_, index, _),) = x.shared.locate(x, sel, np.broadcast_to(address, x.n)[sel], 8, True, ins)
-        return [(at, sel[index == at]) for at in np.unique(index).tolist()]
+        order = np.argsort(index, kind="stable")
+        ordered = index[order]
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        return list(zip(ordered[starts].tolist(), np.split(sel[order], starts[1:]), strict=True))
 
     def objects(self, x, m, address, ins):
         found = self.named(x, m, address, ins)
@@ -247,27 +266,34 @@ class Mbarriers:
             getattr(observer, f"mbarrier_{event}")(lanes if x.lanes is None else x.lanes[lanes], at, ins)
 
     # -- lanes that wait ---------------------------------------------------------------------------------
-    def remember(self, x, lanes, complete, at, ins):
-        """Lanes have tested whether a phase is complete."""
-        if complete.all() and self.waits is None:
-            return
+    def remember(self, x, found, complete, ins):
+        """Lanes have tested whether phases are complete; `found`: (object, lanes of the group)."""
+        refused = not complete.all()
+        self.refused |= refused
         if self.waits is None:
+            if not refused:
+                return
             self.waits = np.full(self.chunk.n, -1, np.int64), np.full(self.chunk.n, None, object)
         objects, instructions = self.waits
-        lanes = lanes if x.lanes is None else x.lanes[lanes]
-        objects[lanes] = np.where(complete, -1, at)
-        instructions[lanes] = ins
-        self.chunk.behind[lanes] = ~complete
-        self.refused |= not complete.all()
+        for at, lanes in found:
+            here = lanes if x.lanes is None else x.lanes[lanes]
+            objects[here] = np.where(complete[lanes], -1, at)
+            instructions[here] = ins
+            self.chunk.behind[here] = ~complete[lanes]
 
     def waiting(self):
         """Lanes whose last wait was in vain."""
         return np.zeros(self.chunk.n, bool) if self.waits is None else self.waits[0] >= 0
 
-    def stuck(self):
+    def forget(self, lanes):
+        """Lanes are about something else."""
+        if self.waits is not None:
+            self.waits[0][lanes] = -1
+
+    def awaited(self, waiting):
         """What lanes wait for in vain and the wait -> which lanes of the chunk."""
         found = {}
-        for lane in np.flatnonzero(self.waiting()).tolist():
+        for lane in np.flatnonzero(waiting).tolist():
             at, ins = (array[lane] for array in self.waits)
             lacking = State.of(self.words[at]).lacking()
             what = f"waiting at the mbarrier of {self.made[at].path}, which lacks {lacking}"

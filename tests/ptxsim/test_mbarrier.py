@@ -7,6 +7,12 @@ from cupyflash import ptxsim
 
 from .launching import SCHEDULES, launch, poisoned, schedule_name
 
+
+def line_of(source, text):
+    """The first line with a text."""
+    return next(n for n, line in enumerate(source.splitlines(), 1) if text in line)
+
+
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
 
 HELPERS = r"""
@@ -264,9 +270,37 @@ def test_a_wait_without_end_is_a_deadlock(wait, settings):
     body = f"init(b, 5);\n  word token = drop(b, 2);\n  expect(b, 48);\n  {wait}\n  out[0] = 1;"
     with pytest.raises(ptxsim.Deadlock) as error:
         in_one_thread(body, **settings)
-    line = next(n for n, text in enumerate(HELPERS.splitlines(), 1) if "mbarrier.init" in text)
-    assert f"1 thread waiting at the mbarrier of kernel.cu:{line}" in str(error.value)
+    assert f"1 thread waiting at the mbarrier of kernel.cu:{line_of(HELPERS, 'init(word')}" in str(error.value)
     assert "which lacks 3 of 3 arrivals and a tx-count of 48" in str(error.value)
+
+
+STANDSTILL = (
+    HELPERS
+    + r"""
+extern "C" __global__ void standstill(int* out) {
+  __shared__ word b;
+  int t = threadIdx.x;
+  if (t == 0) init(&b, 2);
+  __syncthreads();
+  bool done = test_parity(&b, 0);
+  if (t == 0) while (*(volatile int*)out == 0) { }  // loop
+  if (t == 1) __syncthreads();  // barrier
+  if (t > 2 && !done) return;
+  while (!try_parity(&b, 0)) { }
+}"""
+)
+
+
+@every_schedule
+def test_whoever_waits_for_something_else_is_not_said_to_wait_for_a_barrier(settings):
+    with pytest.raises(ptxsim.Deadlock) as error:
+        launch(STANDSTILL, 1, 32, np.zeros(1, np.int32), name="standstill", arch="sm_90", **settings)
+    made, called = (line_of(STANDSTILL, text) for text in ("init(word", "init(&b, 2)"))
+    assert sorted(what.partition(",")[0] for _, what, _, _ in error.value.groups) == [
+        "1 thread repeating a loop for ever",
+        "1 thread waiting at a barrier for all others",
+        f"1 thread waiting at the mbarrier of kernel.cu:{made} called at kernel.cu:{called}",
+    ]
 
 
 # -- what is undefined ----------------------------------------------------------------------------------------
