@@ -108,6 +108,8 @@ def test_attributes_of_a_kernel():
     kernel.max_dynamic_shared_size_bytes = 100_000
     kernel((1,), (1,), (x, 99_999), shared_mem=100_000)
     assert x.tolist() == [1] and kernel.attributes["max_dynamic_shared_size_bytes"] == 100_000
+    assert kernel.attributes == {name: getattr(kernel, name) for name in kernel.attributes}
+    assert not kernel.enable_cooperative_groups
     assert 0 < kernel.num_regs <= 255 and kernel.shared_size_bytes == 0
 
 

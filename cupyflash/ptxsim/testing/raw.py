@@ -12,6 +12,10 @@ from .launches import launched, made
 from .memory import MemoryPointer, address, exposed
 
 
+def _of_the_kernel(name):
+    return property(lambda self: getattr(self._kernel, name))
+
+
 class Kernel:
     """What both have: a kernel that is compiled when it is first needed, as CuPy's are."""
 
@@ -33,11 +37,16 @@ class Kernel:
         self._kernel.max_dynamic_shared_size_bytes = value
 
     preferred_shared_memory_carveout = -1
-    attributes = property(lambda self: self._kernel.attributes)
-    num_regs = property(lambda self: self._kernel.num_regs)
-    shared_size_bytes = property(lambda self: self._kernel.shared_size_bytes)
-    local_size_bytes = property(lambda self: self._kernel.local_size_bytes)
-    max_threads_per_block = property(lambda self: self._kernel.max_threads_per_block)
+    attributes = _of_the_kernel("attributes")
+    binary_version = _of_the_kernel("binary_version")
+    cache_mode_ca = _of_the_kernel("cache_mode_ca")
+    const_size_bytes = _of_the_kernel("const_size_bytes")
+    enable_cooperative_groups = _of_the_kernel("enable_cooperative_groups")
+    local_size_bytes = _of_the_kernel("local_size_bytes")
+    max_threads_per_block = _of_the_kernel("max_threads_per_block")
+    num_regs = _of_the_kernel("num_regs")
+    ptx_version = _of_the_kernel("ptx_version")
+    shared_size_bytes = _of_the_kernel("shared_size_bytes")
 
 
 class RawKernel(Kernel):
