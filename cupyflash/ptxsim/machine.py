@@ -150,9 +150,10 @@ class Chunk:
         if count == 0:
             return False
         lanes = [np.array([self.changes, self.ticks]), self.pc, self.parked, self.barriers.waiting]
-        found = count > 1 and all(map(_same, self.scene, [*lanes, *self.registers]))
+        stack = [] if self.stack is None else self.stack.state()
+        found = count > 1 and all(map(_same, self.scene, [*lanes, *self.registers, *stack]))
         if count & (count - 1) == 0:
-            self.scene = [part.copy() for part in lanes] + self.registers.copy()
+            self.scene = [part.copy() for part in lanes] + self.registers.copy() + stack
         return found
 
     # -- running a group -----------------------------------------------------------------------------
@@ -183,6 +184,7 @@ class Chunk:
             pc = self.follow(x, block, result)
             if pc is None:  # the group split, waits or has exited; its lanes' pcs are stored
                 live = block.live_out & ~block.delivered
+                polls += block.polls
                 break
             live = program.blocks[pc].live_in
             if block.polls:
@@ -206,7 +208,7 @@ class Chunk:
                 break
         if pc is not None:
             self.pc[x.positions()] = pc
-        if polls and company:
+        if polls and (company or self.stack is not None):  # a loop with calls in it is made of many groups
             self.tire(x.positions(), polls)
         if own:
             self.scatter(x, registers, written & live)
@@ -226,10 +228,8 @@ class Chunk:
             pcs = self.indexed(x, block, *result)
             self.tell_branch(x, block, pcs if pcs.size > 1 else None)
             return self.split(x, pcs)
-        if ending.guard is None and (
-            ending.opcode == "call" or not targets
-        ):  # run_group moves them, once all is stored
-            return None
+        if ending.opcode == "call" or not targets:
+            return None  # the stack moves its lanes, once their registers are stored
         if ending.guard is None:  # ret, exit
             return self.split(x, np.array(targets, np.int32))
         if result.size > 1:

@@ -42,6 +42,11 @@ class Stack:
         self.back = []  # for each depth, the block where each lane goes on
         self.saved = Saved(chunk.n)
 
+    def state(self):
+        """All that the lanes will find again when they return, as it is now; further depths come behind."""
+        levels = zip(self.back, self.saved.levels, strict=False)
+        return [self.depth.copy(), *(part for back, level in levels for part in (back.copy(), *level.values()))]
+
     def move(self, x, block, result):
         """Let a group whose block ends in a call or a return follow it; `result`: what the block has returned."""
         if block.ending.opcode == "call":
@@ -71,7 +76,6 @@ class Stack:
             else:
                 chunk.write_register(frame.register.index, lanes[there], begin[there])
         self.depth[lanes] = depth + 1
-        chunk.changes += 1  # a loop around it does not repeat itself
 
     def leave(self, x):
         chunk, lanes = self.chunk, x.positions()

@@ -7,6 +7,7 @@ import pytest
 
 from cupyflash import ptxsim
 
+from .fuzz.compare import launch_ptx
 from .launching import SCHEDULES, launch, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
@@ -216,6 +217,33 @@ def test_a_barrier_that_threads_reach_at_different_depths():
     assert {finding.kind for finding in report.findings} & {"deadlock", "divergent barrier"}, report
 
 
+WAITING = """
+__device__ int look(volatile int* flag) { return *flag; }
+__device__ int (*pointer)(volatile int*) = look;
+extern "C" __global__ void k(int* out) {
+  if (threadIdx.x < 2) {
+    while (pointer(out) == 0) {}
+    out[1] = 3;
+  } else if (threadIdx.x == 3) {
+    out[FLAG] = 1;
+  }
+}"""
+
+
+@every_schedule
+def test_waiting_in_a_function_lets_others_run(settings):
+    out = np.zeros(2, np.int32)
+    launch(WAITING.replace("FLAG", "0"), 1, 32, out, **settings)
+    np.testing.assert_array_equal(out, [1, 3])
+
+
+@every_schedule
+@pytest.mark.parametrize("threads", [1, 4, 64])
+def test_waiting_in_a_function_for_what_never_comes(threads, settings):
+    with pytest.raises(ptxsim.Deadlock, match="repeating a loop for ever"):
+        launch(WAITING.replace("FLAG", "1"), 1, threads, np.zeros(2, np.int32), **settings)
+
+
 # -- what goes wrong -----------------------------------------------------------------------------------
 def test_a_recursion_without_an_end():
     source = """
@@ -249,6 +277,75 @@ def test_pointers_to_no_function(pointer, complaint):
     np.testing.assert_array_equal(out, 4)
     with pytest.raises(ptxsim.SimulationError, match=rf"{complaint}.*thread \(17, 0, 0\).*kernel.cu:7"):
         launch(source, 1, 32, out, np.int32(17))
+
+
+CALLS = """.version 8.5
+.target sm_80
+.address_size 64
+.func (.param .b32 result) add_one(.param .b32 x)
+{{ .reg .b32 %r<2>; ld.param.u32 %r0, [x]; add.u32 %r0, %r0, 1; st.param.b32 [result], %r0; ret; }}
+.func (.param .b32 result) double(.param .b32 x)
+{{ .reg .b32 %r<2>; .reg .pred %p; ld.param.u32 %r0, [x]; add.u32 %r0, %r0, %r0;
+  setp.gt.u32 %p, %r0, 20; @!%p st.param.b32 [result], %r0; @!%p ret; mov.u32 %r0, 20; st.param.b32 [result], %r0; }}
+.visible .entry k(.param .u64 out)
+{{
+  .reg .b32 %r<4>; .reg .b64 %d<4>; .reg .pred %p;
+  .param .b32 a; .param .b32 b; .param .b64 wide;
+  prototype: .callprototype (.param .b32 _) _ (.param .b32 _);
+  mov.u32 %r0, %tid.x; setp.lt.u32 %p, %r0, 3; mov.u32 %r1, 77;
+  @%p mov.u64 %d0, add_one; @!%p mov.u64 %d0, double;
+  {body}
+  ld.param.u64 %d1, [out]; mad.wide.u32 %d1, %r0, 4, %d1; st.global.u32 [%d1], %r1;
+}}"""
+POINTER = "st.param.b32 [a], %r0; call (b), %d0, (a), {0}; ld.param.b32 %r1, [b];"
+
+
+def add_or_double(t):
+    return t + 1 if t < 3 else min(2 * t, 20)
+
+
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (POINTER.format("prototype"), add_or_double),
+        ("list: .calltargets add_one, double; " + POINTER.format("list"), add_or_double),
+        (
+            "st.param.b32 [a], 5; @%p call (b), %d0, (a), prototype; @%p ld.param.b32 %r1, [b];",
+            lambda t: 6 if t < 3 else 77,
+        ),
+        (
+            POINTER.format("prototype") + "st.param.b32 [a], %r1; call (b), double, (a); ld.param.b32 %r1, [b];",
+            lambda t: min(2 * add_or_double(t), 20),
+        ),
+    ],
+    ids=["prototype", "targets", "guard", "twice"],
+)
+def test_calls_in_hand_written_code(body, expected):
+    out = poisoned(32, np.uint32)
+    launch_ptx(CALLS.format(body=body), "k", (1,), (32,), (out,))
+    np.testing.assert_array_equal(out, [expected(t) for t in range(32)])
+
+
+@pytest.mark.parametrize(
+    "body, complaint",
+    [
+        ("call (b), add_one, (wide);", r"passes \[4, 8\] bytes for parameters of \[4, 4\]"),
+        ("call (b), %d0, (%r0), prototype;", "passes something else than .param variables"),
+        ("call (b), %d0, (b), prototype;", "b is passed by two calls that differ"),
+        ("st.param.b32 [a], 1; call (b), %d0, (b), list; call (b), %d0, (a), list;", "another call comes between"),
+        ("call (b), %d0, (a), list; call (wide), %d0, (a), list; ld.param.b32 %r1, [b];", "another call comes between"),
+    ],
+    ids=["sizes", "registers", "places", "stores", "loads"],
+)
+def test_calls_that_are_refused(body, complaint):
+    with pytest.raises(NotImplementedError, match=complaint):
+        launch_ptx(CALLS.format(body=body), "k", (1,), (32,), (np.zeros(32, np.uint32),))
+
+
+def test_a_function_that_is_no_target_of_the_call():
+    text = CALLS.format(body="list: .calltargets add_one; " + POINTER.format("list"))
+    with pytest.raises(ptxsim.SimulationError, match=r"call of double, which is none of those.*thread \(3, 0, 0\)"):
+        launch_ptx(text, "k", (1,), (32,), (np.zeros(32, np.uint32),))
 
 
 # -- those who watch -----------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ class Launcher:
     compiled for itself. `kinds`: what the sanitizer found in the last launch.
     """
 
-    def __init__(self, fault=None, sanitized=False, **settings):
-        self.fault, self.settings = fault, settings
+    def __init__(self, fault=None, sanitized=False, options=(), **settings):
+        self.fault, self.options, self.settings = fault, options, settings
         self.kinds = set()
         self.watched = ptxsim.sanitize if sanitized else contextlib.nullcontext
 
@@ -44,7 +44,7 @@ class Launcher:
         with ptxsim.settings(arch=arch, **self.settings), self.watched() as report:
             expressions = (kernel,) if "<" in kernel else ()
             choices = {"name_expressions": expressions, "enable_cooperative_groups": cooperative}
-            function = module(self.source(family), arch, options=options, **choices).get_function(kernel)
+            function = module(self.source(family), arch, options=self.options + options, **choices).get_function(kernel)
             if shared_mem > 48 * 1024:
                 function.max_dynamic_shared_size_bytes = shared_mem
             function(grid, block, args, shared_mem=shared_mem)

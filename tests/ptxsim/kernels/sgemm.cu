@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(64)
 vectorised(const float4* __restrict__ a, const float4* __restrict__ b, float4* __restrict__ c, int m, int n, int k) {
   __shared__ float left[8][SIDE + 4], right[8][SIDE];
   int t = threadIdx.x, row = t / 8 * 4, column = t % 8 * 4;
-  float sum[4][4] = {};
+  __align__(16) float sum[4][4] = {};
   for (int start = 0; start < k; start += 8) {
     float4 x = a[((blockIdx.y * SIDE + t / 2) * k + start) / 4 + t % 2];
     left[t % 2 * 4][t / 2] = x.x;
@@ -135,7 +135,7 @@ double_buffered(const float* a, const float* b, float* c, int m, int n, int k) {
     }
     asm volatile("cp.async.commit_group;");
   };
-  float sum[4][4] = {};
+  __align__(16) float sum[4][4] = {};
   fetch(0, 0);
   for (int start = 0, buffer = 0; start < k; start += 16, buffer ^= 1) {
     if (start + 16 < k) {
