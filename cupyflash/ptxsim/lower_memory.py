@@ -1,7 +1,7 @@
 """How loads, stores, atomics and address conversions are written in NumPy."""
 
+from .atomics import ATOMICS_OF_HALVES
 from .lower_integer import seen
-from .memory import ATOMICS_OF_HALVES
 from .syntax import SINK, Register, Variable
 
 _SPACES = {
@@ -124,7 +124,9 @@ def atomic(t, i, types):
 
 def _atomic_wide(t, i, d, values, operation, where):
     """exch or cas of 16 bytes, in pairs of registers."""
-    *compare, value = (t.let(f"wide({', '.join(t.use(half, 'b64') for half in pair)})", "c16") for pair in values)
+    *compare, value = (
+        t.let(f"sixteen_bytes({', '.join(t.use(half, 'b64') for half in pair)})", "c16") for pair in values
+    )
     function = "atomic_exch" if operation == "exch" else "atomic_cas_wide"
     old = t.let(f"atomic({where}, {function}, {value}, {compare[0] if compare else None}, {t.site(i)})", "c16")
     for n, half in enumerate(d if d != SINK else ()):

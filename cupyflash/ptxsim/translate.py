@@ -8,7 +8,7 @@ first of their results is needed.
 
 import numpy as np
 
-from . import approximations, exact, fma, group, integer, mbarrier, memory, numerics, printf, tensor_core, warp, wmma
+from . import fma, numerics
 from .flow import bits, results, sources
 from .isa import types_of
 from .lower_copies import COPIES
@@ -18,6 +18,7 @@ from .lower_mbarrier import MBARRIER
 from .lower_memory import MEMORY
 from .lower_warp import WARP
 from .mma_batch import MmaBatch
+from .runtime import NAMESPACE
 from .shadow import Shadow
 from .syntax import SINK, Address, Literal, Not, Register, Special, Variable
 
@@ -32,12 +33,6 @@ SEEN = {**KEPT, "s8": "i1", "s16": "i2", "s32": "i4", "s64": "i8", "tf32": "u4"}
 
 LOWERING = {**COPIES, **FLOAT, **INTEGER, **MEMORY, **MBARRIER, **WARP}
 _FLOATING = frozenset(("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"))
-
-# What translated code may name: every public function and constant of these modules, and NumPy's ufuncs as np_*.
-_RUNTIME = (approximations, exact, integer, numerics, fma, mbarrier, memory, group, printf, tensor_core, warp, wmma)
-NAMESPACE = {"np": np, "where": np.where, "logical_not": np.logical_not}
-NAMESPACE |= {f"np_{name}": value for name, value in vars(np).items() if isinstance(value, np.ufunc)}
-NAMESPACE |= {name: value for module in _RUNTIME for name, value in vars(module).items() if not name.startswith("_")}
 
 
 class Constants:

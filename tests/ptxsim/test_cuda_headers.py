@@ -40,6 +40,16 @@ def test_the_package_of_missing_headers_is_named():
     assert "pip" not in str(other.value)
 
 
+def test_headers_of_packages_are_found_in_any_layout(tmp_path, monkeypatch):
+    """Those of CUDA 13 share a folder; those of CUDA 12 have one for each package."""
+    for file in ("cuda_runtime/include/cuda_fp16.h", "cuda_nvcc/include/crt/mma.h", "cublas/include/cublas.h"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(ptxsim.compile, "_package", lambda name: [tmp_path] if name == "nvidia" else [])
+    found = {path.parent.name for path in ptxsim.compile._include_directories()[2]}
+    assert found == {"cuda_runtime", "cuda_nvcc"}
+
+
 GROUPS = """
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
