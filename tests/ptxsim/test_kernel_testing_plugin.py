@@ -36,10 +36,10 @@ def run_pytest(folder, *arguments, status=0):
     return python(folder, "-m", "pytest", "-p", "no:cacheprovider", *arguments, status=status)
 
 
-def project(folder, **files):
+def project(folder, options="", **files):
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\n")
     return folder
 
 
@@ -137,6 +137,8 @@ def test_no_other_part_of_cupy():
         import cupyx.scipy.sparse
     with pytest.raises(ModuleNotFoundError, match=r"cupy\\._core: not simulated"):
         from cupy._core import core
+    with pytest.raises(ImportError, match=r"cupy\\.fuse: not simulated"):
+        from cupy import fuse
     from cupy import cuda, testing
     import cupy.cuda.runtime
     assert cupy.cuda is cuda and cuda.is_available()
@@ -214,9 +216,10 @@ def test_half(n):
     kernels.half((1,), (32,), (x, y))
     assert (y == 0.5).all()
 """
-    folder = project(tmp_path, conftest="import kernels", kernels=KERNELS, test_half=test)
-    said = run_pytest(folder, *PLUGIN, "-p", "xdist", "-n", "1", "--ptxsim=on", "-q")
-    assert "half    3 launches\n" in said and "3 passed" in said
+    options = "-p cupyflash.ptxsim.testing --ptxsim=auto"
+    folder = project(tmp_path, options, conftest="import kernels", kernels=KERNELS, test_half=test)
+    said = run_pytest(folder, "-p", "xdist", "-n", "1", "-q")
+    assert " CUDA kernels: simulator (" in said and "half    3 launches\n" in said and "3 passed" in said
 
 
 def test_who_holds_cupy_is_named():
@@ -227,5 +230,5 @@ def test_who_holds_cupy_is_named():
 def test_auto_on_a_machine_with_a_gpu(monkeypatch):
     monkeypatch.setattr(cupy, "is_available", lambda: True)
     option = argparse.Namespace(ptxsim="auto")
-    plugin._choose(None, option)
+    plugin._choose(argparse.Namespace(stash=pytest.Stash()), option)
     assert option.ptxsim == "off"

@@ -82,7 +82,8 @@ def test_host_and_device_do_not_mix(mix):
 
 
 def test_what_crosses_is_copied():
-    host = np.arange(6.0).reshape(2, 3)
+    host = ptxsim.empty((2, 3))  # where device arrays begin, at a multiple of 256 bytes
+    host[:] = np.arange(6).reshape(2, 3)
     device = cp.asarray(host)
     back, other = device.get(), cp.asnumpy(device)
     host[:] = -1

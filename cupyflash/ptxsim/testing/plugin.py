@@ -1,7 +1,6 @@
 """The plugin's options, hooks, marker and fixture."""
 
 import contextlib
-import os
 
 import pytest
 
@@ -46,23 +45,23 @@ def pytest_configure(config):
     chosen = contextlib.ExitStack()
     chosen.enter_context(settings(arch=option.ptxsim_arch, schedule=option.ptxsim_schedule, seed=option.ptxsim_seed))
     config.add_cleanup(chosen.close)
-    if config.pluginmanager.hasplugin("dsession"):  # workers of pytest-xdist load other plugins after conftest.py
-        others = os.environ.get("PYTEST_PLUGINS")
-        os.environ["PYTEST_PLUGINS"] = f"{others},{_PLUGIN}" if others else _PLUGIN
 
 
 def _choose(config, option):
-    """Replace CuPy, if that is the choice and has not been done."""
+    """Replace CuPy, if that is the choice; the option then says what has been done."""
+    if _replaced in config.stash:
+        option.ptxsim = "on"
+        return
     if option.ptxsim == "auto":
         option.ptxsim = "off" if _has_gpu() else "on"
-    if option.ptxsim == "off" or _replaced in config.stash:
+    if option.ptxsim == "off":
         return
     try:
         from .replacement import AlreadyImported, replace_cupy
-    except ImportError as error:
-        raise pytest.UsageError(f"--ptxsim=on: needs CuPy, though no GPU: {error}") from error
-    try:
+
         undo = replace_cupy()
+    except ImportError as error:
+        raise pytest.UsageError(f"--ptxsim=on: needs CuPy and NVRTC, though no GPU: {error}") from error
     except AlreadyImported as error:
         raise pytest.UsageError(
             f"--ptxsim=on: CuPy is in use already, by {error}; load the plugin earlier: -p {_PLUGIN}"

@@ -19,7 +19,7 @@ class _Refusal:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if _is_cupy(name):
-            raise ModuleNotFoundError(f"{name}: not simulated by cupyflash.ptxsim.testing", name=name)
+            raise ModuleNotFoundError(f"{name}: not simulated by cupyflash.ptxsim.testing")
 
 
 def replace_cupy():
