@@ -66,6 +66,19 @@ class Program:
         """The frame of the function that a block of a kernel with frames belongs to."""
         return max((f for f in self.function.frames if f.entry <= block.index), key=lambda frame: frame.entry)
 
+    def ways(self):
+        """Where control may go from each block, into functions and back: from a return to what follows any call."""
+        found = [set(block.targets) for block in self.blocks]
+        calls = [block for block in self.blocks if block.ending and block.ending.opcode == "call"]
+        for block in self.blocks if calls else ():
+            name = self.frame_of(block).function.name
+            if not block.targets:
+                found[block.index] = {call.targets[0] for call in calls if name in call.ending.operands.names}
+        for call in calls:
+            names = call.ending.operands.names
+            found[call.index] = {f.entry for f in self.frames.values() if f.function.name in names}
+        return found
+
     def unwritten(self):
         """The registers, as a bit set, that some path reads before it writes them."""
         found = self.blocks[0].live_in

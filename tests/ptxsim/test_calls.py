@@ -375,6 +375,26 @@ def test_uninitialised_values_stay_with_the_call_that_has_them(undefined, found)
     assert [finding.kind for finding in report.findings] == found, report
 
 
+@pytest.mark.parametrize("function", ["meet", "pointer"])
+def test_a_barrier_in_a_function_that_some_lanes_leave_out(function):
+    """Whether the function is inlined or not; lanes that leave early leave nothing out."""
+    source = """
+    __device__ void meet(int* out) { out[threadIdx.x] = 1; __syncthreads(); }
+    __device__ void (*pointer)(int*) = meet;
+    extern "C" __global__ void skip(int* out) { if (threadIdx.x < 16) FUNCTION(out); out[threadIdx.x + 32] = 2; }
+    extern "C" __global__ void leave(int* out) {
+      if (threadIdx.x >= 16) return;
+      FUNCTION(out);
+      out[threadIdx.x + 32] = 2;
+    }"""
+    kinds = {}
+    for name in ("skip", "leave"):
+        with ptxsim.sanitize() as report:
+            launch(source.replace("FUNCTION", function), 1, 32, np.zeros(64, np.int32), name=name)
+        kinds[name] = [finding.kind for finding in report.findings]
+    assert kinds == {"skip": ["divergent barrier"], "leave": []}
+
+
 def test_counts_of_a_recursion():
     """Each level of depth n runs once for the threads that go so deep."""
     x, out = np.arange(64, dtype=np.uint32) // 32 * 3, poisoned(64, np.uint32)

@@ -112,46 +112,47 @@ class BarrierUse(Observer):
 
     def went_past(self, position, barrier):
         """Whether a way from a block around that of a barrier leads to where all come after the barrier."""
-        after = _post_dominators(self.blocks, barrier) - _leaving(self.blocks) - {barrier}
-        return bool(after & _reachable(self.blocks, position, barrier))
+        ways = self.chunk.launch.program.ways()
+        after = _post_dominators(ways, barrier) - _leaving(self.blocks, ways) - {barrier}
+        return bool(after & _reachable(ways, position, barrier))
 
 
-def _reachable(blocks, start, without):
+def _reachable(ways, start, without):
     found, waiting = set(), [start]
     while waiting:
         block = waiting.pop()
-        if block != without and block < len(blocks) and block not in found:
+        if block != without and block < len(ways) and block not in found:
             found.add(block)
-            waiting += blocks[block].targets
+            waiting += ways[block]
     return found
 
 
-def _post_dominators(blocks, barrier):
+def _post_dominators(ways, barrier):
     """Blocks that every way from a barrier to the exit leads through: without them the exit is out of reach."""
-    exit_ = len(blocks)
+    exit_ = len(ways)
 
     def exits(without):
-        found, waiting = set(), [*blocks[barrier].targets]
+        found, waiting = set(), [*ways[barrier]]
         while waiting:
             block = waiting.pop()
             if block == exit_:
                 return True
             if block != without and block not in found:
                 found.add(block)
-                waiting += blocks[block].targets
+                waiting += ways[block]
         return False
 
-    return {block for block in _reachable(blocks, barrier, None) if not exits(block)}
+    return {block for block in _reachable(ways, barrier, None) if not exits(block)}
 
 
-def _leaving(blocks):
+def _leaving(blocks, ways):
     """Blocks from which nothing happens any more but the exit."""
     found = {
         b.index for b in blocks if _SIDE_EFFECTS.isdisjoint(i.opcode for i in [*b.code, b.ending] if i is not None)
     }
     shrunk = True
     while shrunk:
-        keep = {i for i in found if all(t in found or t == len(blocks) for t in blocks[i].targets)}
+        keep = {i for i in found if all(t in found or t == len(blocks) for t in ways[i])}
         shrunk = keep != found
         found = keep
     return found
