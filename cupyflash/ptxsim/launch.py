@@ -33,7 +33,7 @@ class Launch:
         self.blocks = grid[0] * grid[1] * grid[2]
         self.param = _filled("param", parameters)
         self.const = _filled("const", program.module.constant_memory)
-        self.arrays = arrays | program.module.memory
+        self.arrays = arrays | program.module.reachable
         if program.module.constants:
             self.arrays["__constant__ variables"] = constants = program.module.constant_memory.view()
             constants.flags.writeable = False

@@ -16,7 +16,7 @@ class LoadedModule:
         self.raw, self.parsed, self.lowered, self.arch = raw, parsed, lowered, arch
         self.titles = {name: expression for expression, name in lowered.items()}
         self.programs = {}
-        self.memory, self.addresses = {}, {}  # of variables in global memory, by name
+        self.memory, self.addresses = {}, {}  # of variables in global memory, by name; `reachable`: by a kernel
         self.constants = {}  # variables in constant memory -> their offsets
         variables = parsed.variables.values()
         self.constant_memory = zeros_at(64, place([v for v in variables if v.space == "const"], self.constants))
@@ -29,6 +29,8 @@ class LoadedModule:
         for variable in variables:
             for position, address, generic in variable.pointers:
                 self.bytes_of(variable)[position : position + 8].view(np.uint64)[0] = self.value_of(address, generic)
+        # Of headers such as CUB's there are thousands of variables that nothing refers to.
+        self.reachable = {name: array for name, array in self.memory.items() if name in parsed.used}
 
     def value_of(self, address, generic):
         """An address within a variable, as the initial value of another."""
@@ -50,6 +52,8 @@ class LoadedModule:
         if variable is None or variable.space == "shared":
             known = ", ".join(v.name for v in self.parsed.variables.values() if v.space != "shared")
             raise ValueError(f"no global {name!r} in this module; it has {known or 'none'}")
+        if variable.space == "global":
+            self.reachable[variable.name] = self.memory[variable.name]
         return self.bytes_of(variable)
 
     @property

@@ -390,9 +390,10 @@ class _Parser:
             return _literal(text)
         base = self.lookup(text)
         offset = self.offset()
-        if offset or isinstance(base, Variable):
+        if isinstance(base, Variable):
+            self.module.used.add(base.name)
             return Address(base, offset)
-        return base
+        return Address(base, offset) if offset else base
 
     def offset(self):
         """`+ 4 - 8` behind an address."""

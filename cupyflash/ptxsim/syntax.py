@@ -153,10 +153,13 @@ class Function:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Module:
-    """A PTX file. `addresses`: of functions, by name; `taken`: the functions whose address is used as a value."""
+    """A PTX file. `addresses`: of functions, by name; `taken`: the functions whose address is used as a value; `used`:
+    names of variables that occur outside of their declaration.
+    """
 
     functions: dict = dataclasses.field(default_factory=dict)
     addresses: dict = dataclasses.field(default_factory=dict)
     taken: set = dataclasses.field(default_factory=set)
+    used: set = dataclasses.field(default_factory=set)
     variables: dict = dataclasses.field(default_factory=dict)
     target: str = ""

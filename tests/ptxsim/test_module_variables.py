@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cupyflash import ptxsim
-from cupyflash.ptxsim import workers
+from cupyflash.ptxsim import memory, workers
 
 from .launching import OPTIONS, SCHEDULES, launch, module, poisoned, schedule_name
 
@@ -147,3 +147,22 @@ def test_constants_are_read_only_in_kernels():
         launch(source, 1, 1, out, np.int32(2))
     launch(source, 1, 1, out, np.int32(-1))
     assert out[0] == 0
+
+
+def test_variables_that_nothing_refers_to_cost_a_launch_nothing(monkeypatch):
+    """Modules that include CUB have two thousand of them. Whoever asks for one may hand its address to a kernel."""
+    count = 300
+    source = (
+        "".join(f"__device__ int unused{n}[5] = {{{n}}};\n" for n in range(count))
+        + """
+    __device__ int used = 3;
+    extern "C" __global__ void look(const int* p, int* out) { *out = *p + used; }"""
+    )
+    raw, out = ptxsim.RawModule(code=source, options=OPTIONS), poisoned(1, np.int32)
+    segments = []
+    monkeypatch.setattr(memory, "Segment", lambda *edges, make=memory.Segment: segments.append(edges) or make(*edges))
+    raw.get_function("look")((1,), (1,), (np.full(1, 4, np.int32), out))
+    assert out[0] == 4 + 3 and len(segments) <= 3
+    asked = raw.get_global(f"unused{count - 1}").ctypes.data
+    raw.get_function("look")((1,), (1,), (np.uint64(asked), out))
+    assert out[0] == count - 1 + 3
