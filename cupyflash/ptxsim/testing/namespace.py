@@ -25,19 +25,19 @@ _COMPARISONS = (
 
 
 class SimulatedModule(types.ModuleType):
-    """A module that has some of CuPy's names, and says which ones it lacks."""
+    """A module that has some of the names of CuPy's, or none, and says which ones it lacks."""
 
-    __path__ = ()  # a package without files: every submodule is made here
-
-    def __init__(self, theirs, contents):
-        super().__init__(theirs.__name__, f"{theirs.__name__}, simulated by cupyflash.ptxsim.testing")
-        self._theirs = theirs
-        self.__file__, self.__spec__ = __file__, theirs.__spec__  # CuPy's headers are looked for where CuPy is
+    def __init__(self, name, directories=(), contents=(), theirs=None):
+        super().__init__(name, f"{name}, simulated by cupyflash.ptxsim.testing")
+        self._directories, self._theirs = directories, theirs  # where CuPy's submodules are; CuPy's, if it is loaded
+        self.__path__ = ()
+        self.__file__, self.__spec__ = __file__, getattr(theirs, "__spec__", None)  # headers are found where CuPy is
         self.__dict__.update(contents)
 
     def __getattr__(self, name):
-        known = not name.startswith("_") and hasattr(self._theirs, name)
-        reason = "not simulated, though CuPy has it" if known else "no such attribute"
+        reason = "not simulated"
+        if self._theirs is not None:
+            reason = "not simulated, though CuPy has it" if hasattr(self._theirs, name) else "no such attribute"
         raise AttributeError(f"{self.__name__}.{name}: {reason}", name=name, obj=self)
 
     def __repr__(self):
@@ -66,7 +66,7 @@ def simulated_cupy():
 
 @functools.cache
 def simulated_modules():
-    """Name -> module, of everything that can be imported."""
+    """Name -> module, of those that are not empty, and their parents."""
     contents = {
         "cupy.cuda.compiler": COMPILER,
         "cupy.cuda.runtime": RUNTIME,
@@ -84,7 +84,8 @@ def simulated_modules():
     for name in sorted(contents):
         *parent, last = name.split(".")
         theirs[name] = theirs.get(name) or getattr(theirs[".".join(parent)], last)
-        modules[name] = SimulatedModule(theirs[name], contents[name])
+        directories = getattr(theirs[name], "__path__", ())
+        modules[name] = SimulatedModule(name, directories, contents[name], theirs[name])
         if parent:
             setattr(modules[".".join(parent)], last, modules[name])
     return modules

@@ -1,10 +1,11 @@
 """The simulated CuPy in the place of the installed one, for everything that is imported from then on."""
 
 import sys
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from ..binding import load_nvrtc
-from .namespace import simulated_modules
+from .namespace import SimulatedModule, simulated_modules
 
 _PACKAGES = ("cupy", "cupyx")
 
@@ -13,13 +14,26 @@ class AlreadyImported(Exception):
     """CuPy was imported before it could be replaced; the message says by which modules."""
 
 
-class _Refusal:
-    """The finder that says which modules are not there."""
+class _Finder:
+    """Finds CuPy's other modules, too: empty ones, for who imports one may not use it in a test."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if _is_cupy(name):
-            raise ModuleNotFoundError(f"{name}: not simulated by cupyflash.ptxsim.testing")
+        parent, _, _ = name.rpartition(".")
+        if _is_cupy(name) and (found := PathFinder.find_spec(name, sys.modules[parent]._directories)):
+            return ModuleSpec(name, _Loader(found.submodule_search_locations or ()))
+        return None
+
+
+class _Loader:
+    def __init__(self, directories):
+        self.directories = directories
+
+    def create_module(self, spec):
+        return SimulatedModule(spec.name, self.directories)
+
+    def exec_module(self, module):
+        pass
 
 
 def replace_cupy():
@@ -39,7 +53,7 @@ def replace_cupy():
     installed = {name: module for name, module in sys.modules.items() if _is_cupy(name)}
 
     def undo():
-        sys.meta_path.remove(_Refusal)
+        sys.meta_path.remove(_Finder)
         for name in [name for name in sys.modules if _is_cupy(name)]:
             del sys.modules[name]
         sys.modules.update(installed)
@@ -47,7 +61,7 @@ def replace_cupy():
     for name in installed:
         del sys.modules[name]
     sys.modules.update(simulated)
-    sys.meta_path.insert(0, _Refusal)
+    sys.meta_path.insert(0, _Finder)
     return undo
 
 
