@@ -25,6 +25,7 @@ class Order:
         self.warp_done = np.full(chunk.n, now, np.int64)  # by the own warp
         self.acquired = np.zeros(chunk.n // WARP, np.int64)  # by anybody
         self.fenced = np.zeros(chunk.count, np.int64)  # the last fence of a block
+        self.published = np.zeros(chunk.n // WARP, np.int64)  # by a warp, before a fence of its own or of who knows it
         self.known = None  # [block, warp, lane of the block]: by that lane, from barriers of a part of the block
         self.arrivals = {}  # (block, barrier) -> what each warp at bar.arrive knows and has acquired
         self.gathered = {}  # mbarrier -> the same of all that have arrived in this phase, together
@@ -116,7 +117,14 @@ class Order:
         self.warp_done[lanes], self.synced = now, True
 
     def fence(self, lanes, now):
-        self.fenced[lanes // self.pitch] = now
+        blocks = np.unique(lanes // self.pitch)
+        self.fenced[blocks] = now
+        by_block = self.published.reshape(self.chunk.count, -1)
+        known = self.block_done[blocks, None]
+        if self.known is not None:
+            known = np.maximum(known, self.known[blocks].max(1).reshape(blocks.size, -1, WARP).max(2))
+        by_block[blocks] = np.maximum(by_block[blocks], known)
+        self.published[lanes // WARP] = now
 
     def release(self, shadow, rows_of, index, lanes):
         """Lanes write a flag: whoever sees it sees what they have fenced."""
@@ -162,10 +170,15 @@ class Order:
             same_warp = (many_of(old) <= WARPMATES) & (other // WARP == lanes // WARP)
             done |= same_warp & (event <= self.warp_done[lanes])
         if self.looked:
-            done |= event <= self.acquired[lanes // WARP]
+            done |= (event <= self.acquired[lanes // WARP]) & self.is_published(event, other, many_of(old))
         if self.known is not None:
             done |= same_block & (event <= self.known_of(lanes // self.pitch, lanes, other, many_of(old)))
         return done
+
+    def is_published(self, event, other, many):
+        """Whether a fence counts for accesses that are done; for those of several warps or of other chunks one may."""
+        of_one_warp = (many <= WARPMATES) & (other >= 0) & (other < self.chunk.n)
+        return ~of_one_warp | (event <= self.published[np.where(of_one_warp, other, 0) // WARP])
 
     def known_of(self, block, lanes, other, many):
         """Up to when a lane knows the accesses of another; of several: of the best known, that is not of its warp if
