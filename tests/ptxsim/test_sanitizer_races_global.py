@@ -203,6 +203,64 @@ def test_a_barrier_of_the_whole_grid(settings):
     np.testing.assert_array_equal(b, np.roll(numbers(128), -3))
 
 
+ARRIVAL = r"""
+__device__ void wait(volatile int* flag, int all) {
+  while (*flag < all);
+  __threadfence();
+}
+extern "C" __global__ void steps(int* data, int* flags, int* out) {
+  __shared__ volatile int half;
+  int t = threadIdx.x, i = blockIdx.x * 64 + t, all = 0;
+  if (t == 0) half = 0;
+  __syncthreads();
+  for (int round = 1; round <= 4; round++) {
+    if (round % 2) data[i] = round; else out[i] = data[(blockIdx.x + 1) % gridDim.x * 64 + 63 - t];
+    all += gridDim.x;
+    ARRIVE
+  }
+}"""
+ARRIVE = "atomicAdd(flags, 1); wait(flags, all);"
+ARRIVALS = {
+    "every thread has fenced": f"__threadfence(); __syncthreads(); if (t == 0) {{ {ARRIVE} }} __syncthreads();",
+    "every warp arrives": f"""
+      __syncwarp(); if (t % 32 == 0) {{ __threadfence(); {ARRIVE.replace("all", "2 * all")} }} __syncwarp();""",
+    "bar.arrive": f"""
+      if (t < 32) asm volatile("bar.sync 1, 64;" ::: "memory"); else asm volatile("bar.arrive 1, 64;" ::: "memory");
+      if (t == 0) {{ __threadfence(); {ARRIVE} }}
+      __syncthreads();""",
+    "a flag of the other warp": f"""
+      __syncwarp();
+      if (t == 32) {{ __threadfence(); half = round; }}
+      if (t == 0) {{ while (half < round); __threadfence(); {ARRIVE} }}
+      __syncthreads();""",
+    "a tree of blocks": """
+      __syncthreads();
+      if (t == 0) {
+        __threadfence();
+        if (atomicAdd(flags + 1 + blockIdx.x / 2, 1) % 2) { __threadfence(); atomicAdd(flags, 2); }
+        wait(flags, all);
+      }
+      __syncthreads();""",
+}
+
+
+@every_schedule
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_ways_to_arrive_at_a_barrier_of_the_grid(arrival, settings):
+    data, flags, out = poisoned(256, np.int32), np.zeros(3, np.int32), poisoned(256, np.int32)
+    assert not findings(ARRIVAL.replace("ARRIVE", ARRIVALS[arrival]), 4, 64, data, flags, out, **settings)
+    assert (out == 3).all()
+
+
+@every_schedule
+def test_the_other_warp_has_not_arrived(settings):
+    """Its writes are before a fence, but nobody knows that they are."""
+    arrive = f"if (t == 0) {{ __threadfence(); {ARRIVE} }} __syncthreads();"
+    data, flags, out = poisoned(256, np.int32), np.zeros(3, np.int32), poisoned(256, np.int32)
+    found = findings(ARRIVAL.replace("ARRIVE", arrive), 4, 64, data, flags, out, **settings)
+    assert {f.kind for f in found} == {"global race"}
+
+
 @every_schedule
 def test_a_first_guess_for_compare_and_swap(settings):
     """The loop of the CUDA guide: the plain load only gives the first comparand."""
