@@ -75,8 +75,9 @@ class MbarrierUse(Observer):
     def touch(self, places, ins):
         for place in places:
             if id(place.view) in self.shared:
-                index = np.broadcast_to(place.index, place.lanes.shape) * place.size // 8
-                objects = index + self.is_made[index + 1] * (place.size == 16) * ~self.is_made[index]
+                objects = np.broadcast_to(place.index, place.lanes.shape) * place.size // 8
+                if place.size == 16:  # of which the first half comes first
+                    objects = np.where(self.is_made[objects], objects, objects + 1)
                 hit = self.is_made[objects]
                 if hit.any():
                     first = self.made[int(objects[np.argmax(hit)])]
