@@ -10,8 +10,9 @@ _NOT_HERE = """
 * video instructions (`vadd` ...), `fns`, `szext`, `alloca`, cache policies (`createpolicy`,
   `L2::cache_hint`), `discard`
 * calls of functions outside the module (but `printf` and `assert`), and of functions whose parameters are registers
-* special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers, and
-  the two that hold the address of the driver's workspace (`%envreg1`, `%envreg2`: for `this_grid().sync()`)
+* special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers,
+  those that hold the address of the driver's workspace (`%envreg1`, `%envreg2`: for `this_grid().sync()`), and
+  `%reserved_smem_offset_1` (for groups of several warps)
 """
 
 

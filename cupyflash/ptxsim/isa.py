@@ -381,7 +381,7 @@ def _first_architecture(opcode, modifiers, operands):
 _SPECIALS = frozenset(
     "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_ge lanemask_gt "
     "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
-    "envreg1 envreg2 _".split()
+    "reserved_smem_offset_1 envreg1 envreg2 _".split()
 ) | {f"{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
 
 

@@ -26,7 +26,7 @@ class Launch:
     def __init__(self, program, grid, block, parameters, arrays, shared_bytes, profile, report):
         self.program, self.grid, self.block = program, grid, block
         self.settings = current()
-        self.shared_bytes = shared_bytes
+        self.shared_bytes, self.shared_pitch = shared_bytes, program.shared_pitch(shared_bytes)
         self.profile, self.report = profile, report
         self.counters = None if profile is None else Counters(self)
         self.threads = block[0] * block[1] * block[2]

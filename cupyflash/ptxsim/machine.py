@@ -47,7 +47,7 @@ class Chunk:
         self.changes = self.ticks = self.steps = 0
         self.last_rescue, self.idle_rescues = None, 0
         self.scene = None  # of everybody, at some rescue before
-        self.shared = SharedMemory("shared", launch.shared_bytes, count)
+        self.shared = SharedMemory("shared", launch.shared_pitch, count)
         self.local = LocalMemory("local", program.local_bytes, self.n if program.local_bytes else 0)
         self.shared_base = np.repeat(np.arange(count, dtype=np.int64) * self.shared.pitch, self.pitch)
         self.local_base = np.arange(self.n, dtype=np.int64) * self.local.pitch

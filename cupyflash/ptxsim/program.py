@@ -17,6 +17,7 @@ from .wmma import expand_wmma
 from .workers import communicates
 
 _SPECIAL_64 = {"gridid"}
+RESERVED = 1024  # bytes of shared memory for the system, where cooperative groups has 288 for tiles of several warps
 
 
 class Program:
@@ -61,6 +62,11 @@ class Program:
         dynamic = [v for v in placed if v.extern and v.space == "shared"]  # begins after the static part
         self.places |= {v: -(-self.shared_bytes // v.align) * v.align for v in dynamic}
         self.shared_bytes = max([self.shared_bytes, *(self.places[v] for v in dynamic)])
+
+    def shared_pitch(self, used):
+        """Bytes of shared memory that a block has which is to use so many: with those of the system behind them, where
+        the kernel asks for their place."""
+        return -(-used // 128) * 128 + RESERVED if "reserved_smem_offset_1" in self.specials else used
 
     def frame_of(self, block):
         """The frame of the function that a block of a kernel with frames belongs to."""
@@ -193,6 +199,7 @@ def lane_values(name, chunk):
         "nsmid": 1,
         "dynamic_smem_size": launch.shared_bytes - launch.program.shared_bytes,
         "total_smem_size": launch.shared_bytes,
+        "reserved_smem_offset_1": launch.shared_pitch - RESERVED,
     }
     if name == "gridid":
         return np.zeros(1, np.uint64)

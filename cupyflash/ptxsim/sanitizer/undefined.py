@@ -48,6 +48,9 @@ class Undefined(Observer):
                 self.own |= dict.fromkeys(map(id, space.views.values()), space.name)
             else:
                 self.quiet.add(space.name)
+        if chunk.launch.shared_pitch > chunk.launch.shared_bytes:  # what belongs to the system has some value
+            blocks = self.shadows[id(chunk.shared.views[1])].reshape(chunk.count, -1)
+            blocks[:, chunk.launch.shared_bytes :] = 0
         self.see_generic()
         self.kept, self.saved = {}, Saved(chunk.n)
         program = chunk.launch.program

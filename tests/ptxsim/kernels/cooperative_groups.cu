@@ -67,3 +67,14 @@ extern "C" __global__ void copy(const int* x, int* turned) {
   cg::wait(block);  // all of it has come
   turned[threadIdx.x] = box[127 - threadIdx.x];
 }
+
+// Tiles of several warps meet through shared memory that belongs to the system.
+extern "C" __global__ void tiles_of_64(const int* x, int* sums) {
+  __shared__ cg::block_tile_memory<128> memory;
+  extern __shared__ int dynamic[];
+  dynamic[threadIdx.x] = x[threadIdx.x];
+  auto block = cg::this_thread_block(memory);
+  auto tile = cg::tiled_partition<64>(block);
+  block.sync();
+  sums[threadIdx.x] = cg::reduce(tile, dynamic[threadIdx.x ^ 1], cg::plus<int>());
+}

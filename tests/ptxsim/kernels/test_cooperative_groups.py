@@ -24,6 +24,12 @@ def test_reduce(launch):
     np.testing.assert_array_equal(largest, np.repeat(tiles.max(1), 16))
 
 
+def test_tiles_of_several_warps(launch):
+    x, sums = integers(), empty()
+    launch("cooperative_groups", "tiles_of_64", 1, 128, x, sums, shared_mem=512)
+    np.testing.assert_array_equal(sums, np.repeat(x.reshape(2, 64).sum(1), 64))
+
+
 def tree(launch, size):
     x, sums = integers().astype(np.float32), empty(np.float32, 128 // size)
     launch("cooperative_groups", f"trees_of_{size}", 1, 128, x, sums)

@@ -4,12 +4,23 @@ from functools import partial
 
 import pytest
 
-from . import test_layer_norm, test_lock, test_reduction, test_scan, test_sgemm, test_softmax, test_sort, test_transpose
+from . import (
+    test_cooperative_groups,
+    test_layer_norm,
+    test_lock,
+    test_reduction,
+    test_scan,
+    test_sgemm,
+    test_softmax,
+    test_sort,
+    test_transpose,
+)
 from .conftest import WAYS, Launcher, name_of
 
 TESTS = {
     "arg_max": test_reduction.test_arg_max,
     "bitonic": test_sort.test_bitonic,
+    "groups": test_cooperative_groups.test_tiles_of_several_warps,
     "layer_norm": test_layer_norm.test_running_moments,
     "lock": partial(test_lock.test_locks_of_threads, kernel="of_threads"),
     "look_back": test_scan.test_look_back,
