@@ -87,6 +87,21 @@ def test_options_reach_the_compiler(folder, option):
     assert counters["transpose"]["shared_wavefronts"] == counters["transpose"]["shared_ideal_wavefronts"] == 256
 
 
+def test_all_blocks_at_once(folder, capsys):
+    """As `this_grid()` asks for them: by the address of the driver's workspace."""
+    (folder / "grid.cu").write_text("""
+    extern "C" __global__ void grid(int* out) {
+        unsigned low;
+        asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+        out[blockIdx.x] = low != 0;
+    }""")
+    for option, value in ("--cooperative", 1), ("", 0):
+        run(f"sanitize grid.cu --grid 3 --block 1 {option} --arg out:i32:3 --save 0=out.npy")
+        np.testing.assert_array_equal(np.load("out.npy"), [value] * 3)
+    run("sanitize grid.cu --grid 70000 --block 1 --cooperative --arg out:i32:70000", 2)
+    assert "--grid: 70000 blocks of grid are too many to be resident at once" in capsys.readouterr().err
+
+
 def test_results_are_printed_shortened(folder, capsys):
     np.save("in.npy", np.arange(64 * 64, dtype=np.float32).reshape(64, 64))
     run(f"profile {LAUNCH} {ARGUMENTS}")

@@ -74,6 +74,7 @@ def _launching(subparsers, name: str, summary: str, status: str) -> argparse.Arg
     parser.add_argument(
         "--shared", type=_natural, default=0, metavar="BYTES", help="of dynamic shared memory; default 0"
     )
+    parser.add_argument("--cooperative", action="store_true", help="all blocks at once, for this_grid().sync()")
     parser.add_argument("--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N afterwards")
     parser.add_argument("--schedule", choices=SCHEDULES, default="lockstep", help="default lockstep")
     parser.add_argument("--schedule-seed", type=_natural, default=0, metavar="N", help="of the random one; default 0")
@@ -243,7 +244,8 @@ class _Launch:
     def _kernel(self):
         name = self.args.kernel
         expressions = () if name is None or name.isidentifier() else (name,)
-        module = ptxsim.RawModule(code=self.code, options=self.options, name_expressions=expressions)
+        choices = {"enable_cooperative_groups": self.args.cooperative, "name_expressions": expressions}
+        module = ptxsim.RawModule(code=self.code, options=self.options, **choices)
         if name is None:
             if len(module.kernels) != 1:
                 raise CommandError(f"--kernel: is needed, the file has {', '.join(module.kernels) or 'no kernel'}")
