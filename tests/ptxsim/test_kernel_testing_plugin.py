@@ -108,6 +108,14 @@ def test_not_watched():
     import kernels
     launch(kernels.cp.empty(32, kernels.cp.float32))
 
+@pytest.mark.ptxsim(allow=["uninitialised global memory"])
+def test_allowed():
+    test_not_watched()
+
+@pytest.mark.ptxsim(allow=["uninitialised global memory"])
+def test_out_of_bounds_allowing_something_else():
+    test_out_of_bounds()
+
 @pytest.mark.ptxsim(arch="sm_86")
 class TestArchitectures:
     @pytest.mark.parametrize("unused", [0])
@@ -161,6 +169,8 @@ def test_tests_of_a_project(tmp_path):
         "test_uninitialised_in_a_fixture": "ERROR",
         "test_out_of_bounds": "FAILED",
         "test_not_watched": "PASSED",
+        "test_allowed": "PASSED",
+        "test_out_of_bounds_allowing_something_else": "FAILED",
         "test_of_the_class[0]": "PASSED",
         "test_its_own": "PASSED",
         "test_architecture_of_the_run": "PASSED",
@@ -171,7 +181,7 @@ def test_tests_of_a_project(tmp_path):
     assert "Captured sanitizer call" in said or "- sanitizer call -" in said
     assert "out of bounds: thread (31, 0, 0)" in said and "no choice archh" in said
     assert re.search(r"^kernels: simulator \(sm_90, lockstep schedule, sanitizer on\)$", said, re.MULTILINE)
-    assert re.search(r"^arch    3 launches\nhalf    6 launches\nunused  never launched\n", said, re.MULTILINE)
+    assert re.search(r"^arch    3 launches\nhalf    8 launches\nunused  never launched\n", said, re.MULTILINE)
 
 
 UNCHANGED = """

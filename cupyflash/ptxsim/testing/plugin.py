@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from ..sanitizer import sanitize
+from ..sanitizer import Report, sanitize
 from ..settings import ARCHITECTURES, SCHEDULES, current, settings
 from .launches import launches
 
@@ -26,6 +26,13 @@ def pytest_addoption(parser):
     group.addoption("--ptxsim-schedule", choices=SCHEDULES, default="lockstep", help="order of warps; default lockstep")
     group.addoption("--ptxsim-seed", type=int, default=0, metavar="N", help="of the random schedule; default 0")
     group.addoption("--ptxsim-sanitize", action="store_true", help="fail a test in which the sanitizer finds something")
+    group.addoption(
+        "--ptxsim-allow",
+        action="append",
+        default=[],
+        metavar="KIND",
+        help='of findings that fail no test, such as "global race" where threads race on purpose; may be repeated',
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,7 +44,8 @@ def pytest_load_initial_conftests(early_config):
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "ptxsim(sanitize=..., arch=..., schedule=..., seed=..., mma=...): how the simulator runs the kernels of a test",
+        "ptxsim(sanitize=True, allow=[kinds], arch=..., schedule=..., seed=..., mma=...): how the simulator "
+        "runs the kernels of a test",
     )
     _choose(config, config.option)  # where a conftest.py has asked for the plugin
     config.stash[_counted] = launches
@@ -108,20 +116,25 @@ def pytest_runtest_teardown(item):
 
 def _simulated(item, when):
     """One phase of a test, with the choices for it; it fails with what the sanitizer finds."""
-    choices = {"sanitize": item.config.option.ptxsim_sanitize}
+    option = item.config.option
+    choices = {"sanitize": option.ptxsim_sanitize, "allow": option.ptxsim_allow}
     for marker in reversed(list(item.iter_markers("ptxsim"))):  # the closest one last
         choices.update(*marker.args, **marker.kwargs)
-    watched = choices.pop("sanitize")
-    with settings(**choices), sanitize() if watched else contextlib.nullcontext() as report:
+    watched, allowed = choices.pop("sanitize"), choices.pop("allow")
+    with settings(**choices), sanitize() if watched else contextlib.nullcontext(Report()) as report:
         try:
             result = yield
         except BaseException:
-            if report:
-                item.add_report_section(when, "sanitizer", str(report))
+            if found := _text(report, allowed):
+                item.add_report_section(when, "sanitizer", found)
             raise
-    if report:
-        pytest.fail(f"the sanitizer has found\n{report}", pytrace=False)
+    if found := _text(report, allowed):
+        pytest.fail(f"the sanitizer has found\n{found}", pytrace=False)
     return result
+
+
+def _text(report, allowed):
+    return "\n".join(str(finding) for finding in report.findings if finding.kind not in allowed)
 
 
 @pytest.fixture(name="simulated_cupy")
