@@ -210,14 +210,6 @@ def test_a_trap_stops_the_launch():
         launch(source, 1, 32, poisoned(32, np.int32), np.int32(7))
 
 
-def test_recursion_is_refused_as_unsupported():
-    source = """
-    __device__ __noinline__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
-    extern "C" __global__ void recursive(int* out) { out[threadIdx.x] = fibonacci(threadIdx.x); }"""
-    with pytest.raises(NotImplementedError, match=r"fibonacci|recurs"):
-        launch(source, 1, 8, poisoned(8, np.int32))
-
-
 def test_instructions_that_an_architecture_lacks_are_refused():
     """cp.async does not exist on sm_75: a GPU's assembler would not take it either."""
     source = """
