@@ -8,7 +8,7 @@ import cupy
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -90,6 +90,7 @@ def test_what_crosses_is_copied():
     back[:] = -2
     other[:] = -3
     assert device.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert cp.array([np.arange(3), np.arange(3, 6)]).tolist() == cp.array([device[0], device[1]]).tolist()
     assert cp.asarray(device) is device and cp.array(device) is not device
     device.set(np.ones((2, 3)))
     assert (device == 1).all()
@@ -119,6 +120,7 @@ FUNCTIONS = [
 ]
 
 
+@settings(max_examples=60)
 @given(arrays, st.sampled_from(FUNCTIONS))
 def test_values_are_those_of_numpy(x, function):
     with np.errstate(all="ignore"):

@@ -93,14 +93,14 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         self._host[...] = arr
 
     def __getitem__(self, index):
-        index = _index_on_host(index)
+        index = from_either(index)
         found = self._host[index]
         if not isinstance(found, np.ndarray):  # an element: a view of it
             found = self._host[(*index, ...) if isinstance(index, tuple) else (index, ...)]
         return on_device(found)
 
     def __setitem__(self, index, value):
-        self._host[_index_on_host(index)] = on_host(value)
+        self._host[from_either(index)] = on_host(value)
 
     def __len__(self):
         return len(self._host)
@@ -154,13 +154,6 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return computed_by(function)(*args, **kwargs) if of_cupy else NotImplemented
 
 
-def _index_on_host(index):
-    """CuPy takes arrays of the host for indices, too."""
-    if isinstance(index, tuple):
-        return tuple(map(_index_on_host, index))
-    return index if isinstance(index, np.ndarray) else on_host(index)
-
-
 def on_host(value):
     """What NumPy is to compute with: the values of device arrays, also within lists and tuples."""
     if isinstance(value, ndarray):
@@ -172,6 +165,15 @@ def on_host(value):
     if type(value) in (list, tuple):
         return type(value)(map(on_host, value))
     return value
+
+
+def from_either(value):
+    """The same where CuPy takes arrays of the host as well: to copy them, and for indices."""
+    if isinstance(value, np.ndarray):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(from_either, value))
+    return on_host(value)
 
 
 def on_device(value):

@@ -7,9 +7,10 @@ import cupy
 import cupyx
 import numpy as np
 
-from .array import computed_by, copied_to_device, ndarray, on_device, on_host
+from .array import ndarray
 from .device import COMPILER, CUDA, RUNTIME, STREAM, MemoryPool
 from .elementwise import ElementwiseKernel
+from .functions import asnumpy, comparison, converting, empty, empty_like, in_common
 from .random_numbers import RANDOM
 from .raw import RawKernel, RawModule
 from .reduction import ReductionKernel
@@ -72,10 +73,10 @@ def simulated_modules():
         "cupy.cuda.runtime": RUNTIME,
         "cupy.cuda.stream": STREAM,
         "cupy.cuda": CUDA,
-        "cupy.fft": _in_common(cupy.fft, np.fft),
-        "cupy.linalg": _in_common(cupy.linalg, np.linalg),
+        "cupy.fft": in_common(cupy.fft, np.fft),
+        "cupy.linalg": in_common(cupy.linalg, np.linalg),
         "cupy.random": RANDOM,
-        "cupy.testing": {name: _comparison(getattr(np.testing, name)) for name in _COMPARISONS},
+        "cupy.testing": {name: comparison(getattr(np.testing, name)) for name in _COMPARISONS},
         "cupy": _TOP,
         "cupyx": {},
     }
@@ -91,78 +92,15 @@ def simulated_modules():
     return modules
 
 
-def _in_common(theirs, of_numpy):
-    """What CuPy and NumPy have in common: types and constants as they are, functions for arrays of the device."""
-    found = {}
-    for name in dir(theirs):
-        ours = getattr(of_numpy, name, None)
-        if name.startswith("_") or ours is None:
-            continue
-        if ours is getattr(theirs, name):
-            found[name] = ours
-        elif callable(ours) and not isinstance(ours, type):
-            found[name] = computed_by(ours)
-    return found
-
-
-def _comparison(function):
-    """An assertion of NumPy's about arrays of host and device."""
-
-    def compare(*args, **kwargs):
-        return function(*map(asnumpy_or_same, args), **kwargs)
-
-    return compare
-
-
-def asnumpy_or_same(value):
-    return value.get() if isinstance(value, ndarray) else value
-
-
-def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
-    """A copy in host memory."""
-    if isinstance(a, ndarray):
-        return a.get(stream, order, out, blocking)
-    host = np.asarray(a, order=order)
-    if out is None:
-        return host
-    out[...] = host
-    return out
-
-
 def get_array_module(*args):
     """The simulated CuPy where an argument is one of its arrays, else NumPy."""
     return simulated_cupy() if any(isinstance(a, ndarray) for a in args) else np
 
 
-def _converting(function):
-    """array, asarray, ...: the functions that copy from the host."""
-
-    def convert(obj, *args, blocking=False, **kwargs):
-        if isinstance(obj, ndarray):
-            result = function(obj._host, *args, **kwargs)
-            return obj if result is obj._host else on_device(result)
-        if isinstance(obj, np.ndarray):
-            return copied_to_device(function(obj, *args, **kwargs))
-        return on_device(function(on_host(obj), *args, **kwargs))
-
-    return convert
-
-
-def empty(shape, dtype=float, order="C"):
-    """An array whose elements the sanitizer takes for uninitialised until they are written."""
-    return ndarray(shape, dtype, order=order)
-
-
-def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
-    """An array like another, uninitialised."""
-    like = np.empty_like(on_host(prototype), dtype, order, shape=shape)
-    return ndarray(like.shape, like.dtype, order="F" if like.flags.fnc else "C")
-
-
 _TOP = {
-    **_in_common(cupy, np),
+    **in_common(cupy, np),
     **{
-        name: _converting(getattr(np, name))
+        name: converting(getattr(np, name))
         for name in ("array", "asanyarray", "asarray", "ascontiguousarray", "asfortranarray")
     },
     "ElementwiseKernel": ElementwiseKernel,
