@@ -20,6 +20,9 @@ An access outside the arrays raises, and names the thread and the source line:
 Traceback (most recent call last):
     ...
 cupyflash.ptxsim.errors.MemoryFault: read of 4 bytes in global memory at 0x...; kernel scale, thread (5, 0, 0) of ...
+
+`cupyflash.ptxsim.testing` is a plugin for pytest with which a project that launches its kernels through CuPy runs its
+tests without a GPU.
 """
 
 from .compile import compile_ptx
