@@ -176,7 +176,10 @@ def flash_fwd(problem: Problem, arch: str) -> KernelConfig:
             ),
             **tile.defines,
         },
-        grid=grid_of(ceil_div(problem.seqlen_q, tile.block_m) * problem.num_batches),
+        grid=grid_of(
+            ceil_div(problem.seqlen_q * problem.stacked_heads, tile.block_m)
+            * (problem.num_batches // problem.stacked_heads)
+        ),
         block=tile.num_warps * WARP_SIZE,
         shared_bytes=shared_bytes(tile),
         user_functions=user_functions(problem),

@@ -38,8 +38,8 @@ class Problem(Arrangement):
     the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
     of a mask and a bias. ``aux`` are the arrays that the expressions name. ``inputs`` are all arrays beside q, k and v,
     as they were given. Dropout and expressions count batches from ``first_batch``, which is the sequence's number where
-    the call is one sequence of a packed batch. ``stacked_heads`` heads follow each other in the rows of q and the
-    results: seqlen_q counts the rows of all of them (_stacking.py).
+    the call is one sequence of a packed batch. The kernel stacks the queries of ``stacked_heads`` heads at a
+    time, steps of the last dimension of the batch that is not 1 (_stacking.py).
     """
 
     softmax_scale: float
@@ -63,7 +63,7 @@ class Problem(Arrangement):
     @property
     def shift(self) -> int:
         """Query i is at key i + shift; with lengths, theirs take the place of seqlen_k - seqlen_q in each batch."""
-        return self.seqlen_k - self.seqlen_q // self.stacked_heads if self.bottom_right else 0
+        return self.seqlen_k - self.seqlen_q if self.bottom_right else 0
 
     @property
     def causal(self) -> bool:

@@ -2,19 +2,23 @@
 
 A row's bits are the same as without. No tile takes longer: the rows that other heads fill are empty otherwise.
 Multi-query attention: Shazeer 2019; grouped: Ainslie et al. 2023.
+
+Where the rows of all heads are evenly spaced and nothing asks which head or query a row is, the call is one with a
+head of many queries: with lengths of keys, a softcap or split keys, as with no option. Otherwise the tensor-core kernel
+tells the rows apart (``STACKED`` in kernels_cu/variant.cuh), which serves every option but dropout and block masks.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
-from cupyflash import _config, _variant
+from cupyflash import _config
 from cupyflash._arrays import HALF_TYPES
 from cupyflash._layouts import Layout
 from cupyflash._problem import Problem
 from cupyflash._shapes import MAX_SEQLEN
-
-_STACKED = ("query", "out")
+from cupyflash._user_functions import user_functions
 
 
 def stacked(problem: Problem, layouts: dict[str, Layout], arch: str) -> tuple[Problem, dict[str, Layout]]:
@@ -25,43 +29,36 @@ def stacked(problem: Problem, layouts: dict[str, Layout], arch: str) -> tuple[Pr
     axis = len(problem.batch_shape) - 1
     while axis >= 0 and problem.batch_shape[axis] == 1:
         axis -= 1
-    if axis < 0 or not _rows_are_all_that_differs(problem):
+    if axis < 0 or not (_shared(problem, layouts, axis) and _helps(problem, axis, arch)):
         return problem, layouts
-    heads = problem.batch_shape[axis]
-    shared = all(layouts[name].batch_strides[axis] == 0 for name in ("key", "value"))
-    evenly = all(_evenly_spaced(layouts[name], axis, problem.seqlen_q) for name in _STACKED)
-    if not (shared and evenly and _helps(problem, heads, arch)):
-        return problem, layouts
-
-    def without_axis(values: tuple[int, ...]) -> tuple[int, ...]:
-        return values[:axis] + values[axis + 1 :]
-
-    def of_stack(name: str, layout: Layout) -> Layout:
-        single_queries = name in _STACKED and problem.seqlen_q == 1
-        row_stride = layout.batch_strides[axis] if single_queries else layout.row_stride
-        return replace(layout, batch_strides=without_axis(layout.batch_strides), row_stride=row_stride)
-
-    layouts = {name: of_stack(name, layout) for name, layout in layouts.items()}
-    return replace(
-        problem,
-        leading_shape=without_axis(problem.batch_shape),
-        grouped_heads=None,
-        seqlen_q=heads * problem.seqlen_q,
-        q=layouts["query"],
-        k=layouts["key"],
-        v=layouts["value"],
-        stacked_heads=heads,
-    ), layouts
+    if _are_one_head(problem, layouts, axis):
+        return _as_one_head(problem, layouts, axis)
+    if problem.dtype in HALF_TYPES and not problem.dropout_p and problem.block_mask is None:
+        return replace(problem, stacked_heads=problem.batch_shape[axis]), layouts
+    return problem, layouts
 
 
-def _rows_are_all_that_differs(problem: Problem) -> bool:
-    """Whether heads may be stacked: nothing but a band looks at a row's query, and nothing at its head."""
+def _shared(problem: Problem, layouts: dict[str, Layout], axis: int) -> bool:
+    """Whether all heads have the same keys, and as many of them."""
+    lengths = [layout for name, layout in problem.layouts.items() if name in ("seqlens_q", "seqlens_k")]
+    operands = [layouts["key"], layouts["value"], *lengths]
+    return problem.packed is None and all(layout.batch_strides[axis] == 0 for layout in operands)
+
+
+def _helps(problem: Problem, axis: int, arch: str) -> bool:
+    """Whether a tile holds the queries of several heads, and all rows can be counted."""
+    block_m = _config.forward(problem, arch).defines["BLOCK_M"]
+    return 0 < problem.seqlen_q <= block_m // 2 and problem.batch_shape[axis] * problem.seqlen_q <= MAX_SEQLEN
+
+
+def _are_one_head(problem: Problem, layouts: dict[str, Layout], axis: int) -> bool:
+    """Whether rows are evenly spaced, of all heads as of each, and nothing looks at a row's query or head."""
     return (
-        not problem.operands
-        and problem.packed is None
+        problem.window == (None, None)
+        and problem.operands.keys() <= {"seqlens_k"}
         and not problem.dropout_p
-        and not _variant.pair_by_pair(problem)
-        and (problem.dtype in HALF_TYPES or problem.window == (None, None))
+        and user_functions(problem) is None
+        and all(_evenly_spaced(layouts[name], axis, problem.seqlen_q) for name in ("query", "out"))
     )
 
 
@@ -71,7 +68,27 @@ def _evenly_spaced(layout: Layout, axis: int, rows: int) -> bool:
     return stride != 0 if rows == 1 else stride == rows * layout.row_stride
 
 
-def _helps(problem: Problem, heads: int, arch: str) -> bool:
-    """Whether a tile holds the queries of several heads, and all rows can be counted."""
-    block_m = _config.forward(problem, arch).defines["BLOCK_M"]
-    return 0 < problem.seqlen_q <= block_m // 2 and heads * problem.seqlen_q <= MAX_SEQLEN
+def _as_one_head(problem: Problem, layouts: dict[str, Layout], axis: int) -> tuple[Problem, dict[str, Layout]]:
+    """The call whose heads are the rows of one."""
+
+    def without_axis(values: tuple[int, ...]) -> tuple[int, ...]:
+        return values[:axis] + values[axis + 1 :]
+
+    def of_rows(name: str, layout: Layout) -> Layout:
+        single_queries = name in ("query", "out") and problem.seqlen_q == 1
+        row_stride = layout.batch_strides[axis] if single_queries else layout.row_stride
+        return replace(layout, batch_strides=without_axis(layout.batch_strides), row_stride=row_stride)
+
+    layouts, optional = (
+        {name: of_rows(name, layout) for name, layout in group.items()} for group in (layouts, problem.layouts)
+    )
+    return replace(
+        problem,
+        leading_shape=without_axis(problem.batch_shape),
+        grouped_heads=None,
+        seqlen_q=problem.batch_shape[axis] * problem.seqlen_q,
+        q=layouts["query"],
+        k=layouts["key"],
+        v=layouts["value"],
+        layouts=MappingProxyType(optional),
+    ), layouts

@@ -39,7 +39,7 @@ def defines(problem: Problem, *, return_max: bool = False, split: bool = False) 
         constants["BAND_LEFT"] = 1
     if _with_lengths(problem):
         constants["LENGTHS"] = lengths(problem)
-    if _with_stacked_band(problem):
+    if problem.stacked_heads > 1:
         constants["STACKED"] = 1
     for name, constant in (("softcap", "SOFTCAP"), ("dropout_p", "DROPOUT")):
         if getattr(problem, name):
@@ -122,8 +122,8 @@ def params_dtype(
         if problem.packed:
             fields.append(("total_queries", np.int64))
         fields.append(("bottom_right", np.int32))
-    if _with_stacked_band(problem):
-        fields.append(("queries_per_head", np.int32))
+    if problem.stacked_heads > 1:
+        fields.append(("stacked_heads", np.int32))
     if problem.softcap is not None:
         fields.append(("softcap", compute))
     fields += [(name, pairs) for name in _PAIR_OPERANDS if name in problem.operands]
@@ -169,8 +169,8 @@ def params(
         values["bottom_right"] = problem.bottom_right
         if problem.packed:
             values["total_queries"] = problem.packed.total_q
-    if _with_stacked_band(problem):
-        values["queries_per_head"] = problem.seqlen_q // problem.stacked_heads
+    if problem.stacked_heads > 1:
+        values["stacked_heads"] = problem.stacked_heads
     if problem.softcap is not None:
         values["softcap"] = problem.softcap
     for name in _PAIR_OPERANDS:
@@ -203,11 +203,6 @@ def with_block_mask(problem: Problem) -> bool:
     """Whether kernels skip what a block mask leaves nothing of: where each of their tiles lies in one of its blocks."""
     mask, tile = problem.block_mask, problem.numerics.tile or ()
     return mask is not None and all(mask.block_size % size == 0 for size in tile)
-
-
-def _with_stacked_band(problem: Problem) -> bool:
-    """Whether the rows of stacked heads must be told apart: by a band alone, which is of queries."""
-    return problem.stacked_heads > 1 and problem.window != (None, None)
 
 
 def _with_lengths(problem: Problem) -> bool:

@@ -49,7 +49,7 @@ __device__ __forceinline__ KeyTiles key_tiles(int first_row, const Sequence& seq
     const int last_row = first_row + min(BLOCK_M, sequence.seqlen_q - first_row) - 1;
     // Heads are stacked where a tile holds several: their first query and their last.
     const int first_query = STACKED ? 0 : first_row;
-    const int last_query = STACKED ? sequence.queries_per_head - 1 : last_row;
+    const int last_query = STACKED ? sequence.seqlen_q - 1 : last_row;
     const int seen_by_all = max(last_visible_key(first_query, sequence.seqlen_k, sequence.band_right) + 1, 0);
     const int seen_by_any = max(last_visible_key(last_query, sequence.seqlen_k, sequence.band_right) + 1, 0);
     KeyTiles tiles;

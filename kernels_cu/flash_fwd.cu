@@ -36,6 +36,10 @@ constexpr int PREFETCH_STEP = BLOCK_N < 4 * MMA_K ? BLOCK_N / MMA_K / 2 : 2;
 // up anew, from those of the values, which differ by the rows of a warp.
 constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N > HEAD_DIM_V;
 
+// What a score depends on may differ between stacked heads: each of a lane's rows then has a function of its own.
+constexpr int SCORE_FUNCTIONS = STACKED ? 2 * M_TILES : 1;
+
+static_assert(!STACKED || !(DROPOUT || BLOCK_MASK || LENGTHS == PACKED), "these do not tell stacked heads apart");
 static_assert(BLOCK_M == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
 static_assert(HEAD_DIM % MMA_K == 0 && HEAD_DIM_V % MMA_K == 0 && BLOCK_N % MMA_K == 0, "whole mma steps");
 
@@ -66,16 +70,27 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 
     const int thread = threadIdx.x, lane = thread % WARP_SIZE;
     const int warp = __shfl_sync(FULL_WARP, thread / WARP_SIZE, 0);   // tells the compiler that it is uniform
-    const int num_query_tiles = ceil_div(params.seqlen_q, BLOCK_M);
+    // Stacked heads are one matrix here, whose rows count as its queries; the batch is that of the first head.
+    const int heads = stacked_heads(params);
+    const int num_query_tiles = ceil_div(heads * params.seqlen_q, BLOCK_M);
     const BlockOfSplit block(params, blockIdx.x);
-    const int batch = block.index / num_query_tiles;
+    const int batch = block.index / num_query_tiles * heads;
     // Under a causal mask the last queries see the most keys: longest blocks first.
     const int first_query = (num_query_tiles - 1 - block.index % num_query_tiles) * BLOCK_M;
     auto rows = [&](const auto& operand) { return operand.matrix(params.batch, batch); };
     Sequence sequence(params, rows);
     sequence.take_split(params, block.split);
-    const int num_queries = min(BLOCK_M, sequence.seqlen_q - first_query);   // none, in some blocks of short sequences
+    const int num_queries = min(BLOCK_M, sequence.num_rows - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == PACKED && num_queries <= 0) return;   // a tile that only the longest sequences have
+    // For a row of the tile: what gives an operand's matrix for its head, and where its row of an operand begins.
+    auto rows_at = [&](int row) {
+        return [&, head = sequence.head(int64_t(first_query) + row)](const auto& operand) {
+            return rows(operand) + (STACKED ? head * operand.batch_stride[params.batch.ndim - 1] : 0);
+        };
+    };
+    auto row_at = [&](const auto& operand, int row) {
+        return rows_at(row)(operand) + (sequence.first_query + sequence.query(first_query + row)) * operand.row_stride;
+    };
     const int warp_row = warp * M_TILES * MMA_M;
     KeyTiles tiles = key_tiles(first_query, sequence);
     tiles.take_block_mask(params, rows, first_query);
@@ -86,9 +101,14 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
         value_tile, rows(params.value) + (sequence.first_key + tiles.begin * BLOCK_N) * params.value.row_stride,
         params.value.row_stride, params.head_dim_v, thread);
-    TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
-        query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
-        params.query.row_stride, params.head_dim, thread).load_async(num_queries);
+    if constexpr (STACKED)
+        load_rows_async<NUM_THREADS>(query_tile, [&](int row) {
+            return row < num_queries && sequence.counts(first_query + row) ? row_at(params.query, row) : nullptr;
+        }, params.head_dim, thread);
+    else
+        TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
+            query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
+            params.query.row_stride, params.head_dim, thread).load_async(num_queries);
     int keys_left = sequence.seqlen_k - tiles.begin * BLOCK_N;   // from the current tile on
     if (tiles.begin < tiles.end) key_loader.load_async(keys_left);
 
@@ -99,7 +119,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     float acc[M_TILES][DIM_TILES][4] = {};
     // A scale that is not positive would make a minimum of the maximum: the scores are multiplied by it beforehand.
     OnlineSoftmax<M_TILES> softmax(SCALE_POSITIVE && !PAIR_BY_PAIR ? params.scale_log2 : 1.0f);
-    const ScoreFunction score_function(params, sequence, rows);
+    ScoreFunction score_functions[SCORE_FUNCTIONS];
+#pragma unroll
+    for (int n = 0; n < SCORE_FUNCTIONS; ++n)
+        score_functions[n] = ScoreFunction(params, sequence, rows_at(warp_row + n * 8 + lane / 4));
     const Dropout dropout(params, rows);
     auto visit = [&](int tile, auto boundary) {
         float scores[M_TILES][N_TILES][4] = {};
@@ -115,9 +138,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         if constexpr (PAIR_BY_PAIR) {
             for_each_score(scores, first_query + warp_row, tile * BLOCK_N, lane,
                            [&](float& score, int m, int half, int column, int i, int j) {
-                const bool seen = i < sequence.seqlen_q && j < sequence.seqlen_k &&
-                                  (!boundary.value || mask.visible(m, half, column)) && score_function.keeps(i, j);
-                score = seen ? in_base_2(score_function(score, i, j).value) : -infinity();
+                const ScoreFunction& score_function = score_functions[(2 * m + half) % SCORE_FUNCTIONS];
+                const int query = int(sequence.query(i));
+                const bool seen = query < sequence.seqlen_q && j < sequence.seqlen_k &&
+                                  (!boundary.value || mask.visible(m, half, column)) && score_function.keeps(query, j);
+                score = seen ? in_base_2(score_function(score, query, j).value) : -infinity();
             });
         } else {
             if constexpr (!SCALE_POSITIVE) multiply(scores, params.scale_log2);
@@ -182,20 +207,20 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     softmax.reduce_sum();
     const int64_t first_row = sequence.first_row(params, batch) + first_query;
     // Queries that are there but do not count, behind their batch's length, get zeros.
-    const int num_rows = LENGTHS == PADDED ? min(BLOCK_M, params.seqlen_q - first_query) : num_queries;
+    const int num_rows = LENGTHS == PADDED ? min(BLOCK_M, heads * params.seqlen_q - first_query) : num_queries;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + m * MMA_M + half * 8 + lane / 4;
-            const bool counts = LENGTHS != PADDED || row < num_queries;
+            const bool counts = LENGTHS != PADDED || sequence.counts(first_query + row);
             if (!counts) softmax.forget(m, half);
 #if RETURN_MAX
             if (lane % 4 == 0 && row < num_rows) params.variant.row_max[first_row + row] = softmax.row_max(m, half);
 #endif
 #if defined(SINK) && !SPLIT
             const float sink_log2 =
-                in_base_2(converted<float>(Element<SINK>::load(*rows(params.variant.attn_sink))));
+                in_base_2(converted<float>(Element<SINK>::load(*rows_at(row)(params.variant.attn_sink))));
             const bool saw_key = softmax.max_scaled[m][half] != NO_KEY;
             const float factor = counts ? softmax.add_sink(m, half, sink_log2) : 0.0f;
             float inverse = saw_key ? factor * softmax.inverse_sum(m, half) : 0.0f;
@@ -222,8 +247,12 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         }
 #if !SPLIT
     __syncwarp();   // a warp stores only the rows that it wrote
-    store_rows<M_TILES * MMA_M>(out_tile, warp_row,
-                                rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride,
-                                params.out.row_stride, num_rows, params.head_dim_v, lane);
+    if constexpr (STACKED)
+        store_rows<M_TILES * MMA_M>(out_tile, warp_row, [&](int row) { return row_at(params.out, row); }, num_rows,
+                                    params.head_dim_v, lane);
+    else
+        store_rows<M_TILES * MMA_M>(out_tile, warp_row,
+                                    rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride,
+                                    params.out.row_stride, num_rows, params.head_dim_v, lane);
 #endif
 }

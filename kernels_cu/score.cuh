@@ -20,6 +20,8 @@ struct ScoreFunction {
     AuxArrays aux;
 #endif
 
+    ScoreFunction() = default;
+
     // `rows` gives an operand's matrix for this batch.
     template <typename Params, typename Rows>
     __device__ ScoreFunction(const Params& params, const Sequence& sequence, Rows rows) : scale(params.scale) {

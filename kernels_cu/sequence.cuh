@@ -1,12 +1,22 @@
 // The queries and keys of one matrix of the batch, where not all rows count, and which keys a query sees:
 // query i sees key j iff i + band_left <= j <= i + band_right, as far as the band has these edges.
 
+// How many heads' queries are the rows of one matrix.
+template <typename Params>
+__device__ __forceinline__ int stacked_heads(const Params& params) {
+#if STACKED
+    return params.variant.stacked_heads;
+#else
+    return 1;
+#endif
+}
+
 struct Sequence {
-    int seqlen_q, seqlen_k;
+    int seqlen_q, seqlen_k;                   // of each head
     int64_t first_query = 0, first_key = 0;   // rows before this sequence's in packed operands
     int shift = 0;                            // the diagonal: query i at key i + shift
     int band_left, band_right;
-    int queries_per_head;                     // where heads are stacked
+    int rows_per_head, num_rows;              // of the query matrix: of stacked heads, those that do not count, too
     int split = 0, split_begin = 0;           // which part of the keys, and its first key
     int num_keys;                             // of all parts
 
@@ -33,16 +43,21 @@ struct Sequence {
 #elif defined(ALIBI)
         shift = params.variant.shift;
 #endif
-#if STACKED
-        queries_per_head = params.variant.queries_per_head;
-#endif
+        rows_per_head = params.seqlen_q;
+        num_rows = STACKED ? stacked_heads(params) * rows_per_head : seqlen_q;
         num_keys = seqlen_k;
     }
 
-    // The query of a row, as the band counts it.
+    // A row's query, and its head among the stacked ones; a row behind the last belongs to the last head.
     __device__ __forceinline__ int64_t query(int64_t row) const {
-        return STACKED ? uint32_t(row) % uint32_t(queries_per_head) : row;
+        return STACKED ? uint32_t(row) % uint32_t(rows_per_head) : row;
     }
+    __device__ __forceinline__ int head(int64_t row) const {
+        return STACKED ? int(min(row, int64_t(num_rows - 1))) / rows_per_head : 0;
+    }
+
+    // Whether the row's query is one of this sequence's.
+    __device__ __forceinline__ bool counts(int64_t row) const { return query(row) < seqlen_q; }
 
     // Leaves the keys of one part.
     template <typename Params>

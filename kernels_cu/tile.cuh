@@ -85,10 +85,24 @@ struct RowLoader {
     }
 };
 
-// Copies rows of a tile, `num_rows` of them, to device memory; the 32 lanes of one warp.
-template <int ROWS, typename Tile>
-__device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t row_stride, int num_rows, int head_dim,
-                           int lane) {
+// Starts the copy of a tile whose row r begins at source(r); zeros stand for a row that is null.
+template <int NUM_THREADS, typename Tile, typename Source>
+__device__ void load_rows_async(Tile tile, Source source, int head_dim, int thread) {
+    const int chunk = thread % CHUNKS_PER_LINE;
+    for (int row = thread / CHUNKS_PER_LINE; row < Tile::NUM_ROWS; row += NUM_THREADS / CHUNKS_PER_LINE) {
+        const uint16_t* chunks = source(row);
+#pragma unroll
+        for (int line = 0; line < Tile::LINES; ++line) {
+            const int column = line * LINE + chunk * CHUNK;
+            cp_async_16(tile.address(row, column / CHUNK), chunks + column, chunks && column < head_dim);
+        }
+    }
+    cp_async_commit_group();
+}
+
+// Copies rows of a tile, `num_rows` of them, to target(row) in device memory; the 32 lanes of one warp.
+template <int ROWS, typename Tile, typename Target>
+__device__ void store_rows(Tile tile, int first_row, Target target, int num_rows, int head_dim, int lane) {
     constexpr int ROW_STEP = WARP_SIZE / CHUNKS_PER_LINE;
 #pragma unroll
     for (int i = 0; i < ROWS; i += ROW_STEP)
@@ -97,7 +111,12 @@ __device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t r
             const int row = first_row + i + lane / CHUNKS_PER_LINE;
             const int chunk = line * CHUNKS_PER_LINE + lane % CHUNKS_PER_LINE;
             if (row < num_rows && chunk * CHUNK < head_dim)
-                *reinterpret_cast<uint4*>(matrix + row * row_stride + chunk * CHUNK) =
-                    ld_shared_v4(tile.address(row, chunk));
+                *reinterpret_cast<uint4*>(target(row) + chunk * CHUNK) = ld_shared_v4(tile.address(row, chunk));
         }
+}
+
+template <int ROWS, typename Tile>
+__device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t row_stride, int num_rows, int head_dim,
+                           int lane) {
+    store_rows<ROWS>(tile, first_row, [&](int row) { return matrix + row * row_stride; }, num_rows, head_dim, lane);
 }

@@ -116,7 +116,7 @@ struct VariantParams {
     int bottom_right;                            // whether the diagonal ends at the last key, not starts at the first
 #endif
 #if STACKED
-    int queries_per_head;
+    int stacked_heads;                           // through which the batch's last dimension steps
 #endif
 #if SOFTCAP
     Compute softcap;

@@ -32,7 +32,7 @@ BLOCKS = {"mask_mod": BlockMask("i >= j", {}, QUERIES, KEYS, 128, np.ones((1, 1,
 CASES = {
     "padded": EVERY_PAIR | PADDED,
     "packed": EVERY_PAIR | {"offsets": (np.array([0, QUERIES]), np.array([0, KEYS]))},
-    "some": EVERY_PAIR | ONE_NUMBER | {"softcap": None, "mask": None, "attn_sink": None},
+    "some, of stacked heads": EVERY_PAIR | ONE_NUMBER | {"softcap": None, "mask": None, "dropout_p": 0.0, "seed": None},
     "others": {"softcap": 2.0, "attn_sink": np.ones((), np.float32), **BLOCKS},
 }
 

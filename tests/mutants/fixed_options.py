@@ -103,7 +103,7 @@ VARIANTS = [
     Fault(
         "queries behind the length keep their results",
         "flash_fwd.cu",
-        "const bool counts = LENGTHS != PADDED || row < num_queries;",
+        "const bool counts = LENGTHS != PADDED || sequence.counts(first_query + row);",
         "const bool counts = true;",
     ),
     Fault(
@@ -129,7 +129,7 @@ VARIANTS = [
     Fault(
         "the rows of stacked heads are queries of one head",
         "sequence.cuh",
-        "return STACKED ? uint32_t(row) % uint32_t(queries_per_head) : row;",
+        "return STACKED ? uint32_t(row) % uint32_t(rows_per_head) : row;",
         "return row;",
         about="leading_q=(2, 6)",
     ),
