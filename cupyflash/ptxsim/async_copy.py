@@ -125,7 +125,7 @@ class AsyncCopies:
     def finish(self, lanes, batches):
         """Perform the copies of lanes up to those of their batches."""
         last = np.full(self.n, -1)
-        last[lanes] = batches
+        np.maximum.at(last, lanes, batches)
         self.settle(lambda copy: np.less_equal(copy.batch, _of_lanes(last, copy.lanes)))
 
     def settle(self, is_due):

@@ -3,7 +3,7 @@
 Where calls need a stack, lanes that are within more of them go first (MinSP-PC; Collange 2011, "Stack-less SIMT
 reconvergence at low cost"). Lanes that stand at the same basic block run it together. A group keeps running while it
 stays together and below every other runnable lane. Lanes leave the runnable set at a barrier until it is complete, and
-at a warp instruction until the lanes it names are there.
+at a warp instruction until the lanes it names are there; those that wait at an mbarrier in vain fall behind all others.
 """
 
 import numpy as np

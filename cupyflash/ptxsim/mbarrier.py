@@ -106,7 +106,7 @@ class Mbarriers:
         self.chunk = chunk
         self.words = chunk.shared.views[8]
         self.made = {}  # object -> its mbarrier.init
-        self.coming = {}  # object -> [(lanes, their batches of cp.async, instruction)] that have yet to arrive
+        self.coming = {}  # object -> [(itself, lanes, their batches of cp.async, instruction)], arrivals yet to come
         self.waits = None  # of each lane (object, instruction) of a wait that was in vain, two arrays
         self.refused = False  # whether there has been such a wait since the scheduler has looked
 
@@ -124,6 +124,7 @@ class Mbarriers:
             del self.made[at]
             self.coming.pop(at, None)
             self.tell("ended", x, lanes, at, ins)
+        x.changes += 1
 
     def arrive(self, x, m, address, count, ins, transactions=None, drop=False, completes=True):
         """Arrivals, `count` for each lane; each lane's token. Before it arrives a lane lets the phase wait for
@@ -165,7 +166,7 @@ class Mbarriers:
             state = State.of(self.words[at])
             for lane in lanes:
                 if state.transfer(int(counts[lane])):
-                    self.tell("completed", x, lane, at, ins)
+                    self.completed(x, np.array([lane]), at, ins)
                 self.require(state.transactions >= -MOST, x, lane, at, "a tx-count below its range", ins)
             self.words[at] = state.word()
         x.changes += 1
@@ -209,8 +210,14 @@ class Mbarriers:
         self.tell("arrived", x, lanes, at, ins)
         complete = state.arrive(count)
         if complete:
-            self.tell("completed", x, lanes, at, ins)
+            self.completed(x, lanes, at, ins)
         return complete
+
+    def completed(self, x, lanes, at, ins):
+        """A phase is complete. In lockstep those who have waited in vain go on, all together, when nobody else can."""
+        self.tell("completed", x, lanes, at, ins)
+        if self.chunk.random is not None and self.waits is not None:
+            self.chunk.behind[self.waits[0] == at] = False
 
     def come(self, due):
         """Arrivals of cp.async.mbarrier.arrive, whose copies are thereby done."""

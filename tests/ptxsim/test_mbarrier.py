@@ -1,5 +1,7 @@
 """mbarrier, one operation after another: against words read from a GPU, and a model made of the ISA's sentences."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -328,6 +330,29 @@ def test_what_is_undefined_ends_the_launch(body, message):
     assert message in str(error.value) and "thread (0, 0, 0) of block (0, 0, 0)" in str(error.value)
 
 
+ENDED = (
+    HELPERS
+    + r"""
+extern "C" __global__ void ended(int* turns) {
+  __shared__ word b;
+  if (threadIdx.x == 40) init(&b, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) { while (!try_parity(&b, 0)) { } }
+  if (threadIdx.x == 40) {
+#pragma unroll 1
+    for (int i = 0; i < 300; i++) *(volatile int*)turns;
+    inval(&b);
+  }
+}"""
+)
+
+
+@every_schedule
+def test_whoever_waits_for_one_that_ends_is_told(settings):
+    with pytest.raises(ptxsim.SimulationError, match="where no mbarrier is"):
+        launch(ENDED, 1, 64, np.zeros(1, np.int32), name="ended", arch="sm_90", **settings)
+
+
 def test_generic_addresses():
     body = """
       asm volatile("mbarrier.init.b64 [%0], 1;" :: "l"(b));
@@ -362,6 +387,38 @@ extern "C" __global__ void copies(const int4* x, int4* out, int* early) {
   out[64 + t] = box[1][63 - t];
 }"""
 )
+
+
+CROSSED = (
+    HELPERS
+    + r"""
+extern "C" __global__ void crossed(const int* x, int* out) {
+  __shared__ int box[8][32];
+  __shared__ word b[8];
+  int t = threadIdx.x % 32;
+  if (threadIdx.x < 8) init(&b[threadIdx.x], 32);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    for (int i = 7; i >= 0; i--) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at(&box[i][t])), "l"(x + 32 * i + t));
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(at(&b[i])) : "memory");
+    }
+  } else {
+    while (!test_parity(&b[t % 8], 0)) { }
+    for (int i = t / 8; i < 32; i += 4) out[32 * (t % 8) + i] = box[t % 8][i];
+  }
+}"""
+)
+
+
+@every_schedule
+@pytest.mark.parametrize("watch", [contextlib.nullcontext, ptxsim.sanitize])
+def test_arrivals_of_several_copies_that_come_together(watch, settings):
+    x, out = np.arange(256, dtype=np.int32), poisoned(256, np.int32)
+    with watch() as report:
+        launch(CROSSED, 1, 64, x, out, name="crossed", arch="sm_90", **settings)
+    np.testing.assert_array_equal(out, x)
+    assert not report
 
 
 @every_schedule
