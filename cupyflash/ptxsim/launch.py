@@ -18,6 +18,7 @@ _NEAR = 1 << 20  # bytes
 
 _CHUNK_LANES = 4096
 _RESIDENT_LANES = 1 << 18  # about the threads that a GPU holds at once
+_LOCAL_BYTES = 1 << 30  # of all lanes together, that stacks may take
 
 
 class Launch:
@@ -57,7 +58,8 @@ class Launch:
 
     def run_chunks(self):
         """Chunk by chunk, in processes if there may be several."""
-        lanes = self.settings.chunk_lanes or (_RESIDENT_LANES if self.program.awaits_blocks else _CHUNK_LANES)
+        most = _LOCAL_BYTES // max(self.program.local_bytes, 1)
+        lanes = self.settings.chunk_lanes or min(most, _RESIDENT_LANES if self.program.awaits_blocks else _CHUNK_LANES)
         per_chunk = max(1, lanes // (-(-self.threads // WARP) * WARP)) if self.workspace is None else self.blocks
         chunks = [(first, min(per_chunk, self.blocks - first)) for first in range(0, self.blocks, per_chunk)]
         processes = 1 if self.observers or self.program.communicates else min(self.settings.workers, len(chunks))

@@ -228,8 +228,9 @@ def store(x, m, space, address, size, value, ins):
     local = x.local.views[size]
     for view, index, lanes in space.locate(x, sel, address, size, True, ins):
         chosen = value if lanes is None or value.size == 1 else value[lanes]
-        # What others see counts as a change whatever is written, a lane's own memory if it is other than before.
-        x.changes += view is not local or bool((view[index] != chosen).any())
+        # A change is what may end a loop. Parameters of calls, and variables of code for debugging, are written in each
+        # turn of a loop that waits: they must be other than before.
+        x.changes += view is not local or "local" in ins.modifiers or bool((view[index] != chosen).any())
         if index.size == 1:
             view[index] = chosen[-1:]
         else:

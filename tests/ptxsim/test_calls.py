@@ -395,6 +395,16 @@ def test_a_barrier_in_a_function_that_some_lanes_leave_out(function):
     assert kinds == {"skip": ["divergent barrier"], "leave": []}
 
 
+def test_stacks_of_a_large_grid_are_not_there_at_once(monkeypatch):
+    monkeypatch.setattr(ptxsim.launch, "_LOCAL_BYTES", 1 << 20)  # of 64 stacks
+    done = []
+    x, out = np.arange(256, dtype=np.uint32) % 4, poisoned(256, np.uint32)
+    source = FACTORIAL.replace("threadIdx.x", "blockIdx.x * 32 + threadIdx.x")
+    launch(source, 8, 32, x, out, progress=lambda blocks, total: done.append(blocks), workers=1)
+    assert done == [2, 4, 6, 8]
+    np.testing.assert_array_equal(out, np.array([1, 2, 6, 21])[x])
+
+
 def test_counts_of_a_recursion():
     """Each level of depth n runs once for the threads that go so deep."""
     x, out = np.arange(64, dtype=np.uint32) // 32 * 3, poisoned(64, np.uint32)
