@@ -143,8 +143,11 @@ def test_elements_and_sums_are_arrays():
     assert [v.shape for v in x] == [(3,), (3,)] and len(x) == 2
     assert isinstance(x.max(), cp.ndarray) and float(cp.linalg.norm(cp.array([3.0, 4.0]))) == 5
     assert list(range(3))[cp.array(1)] == 1 and f"{x.max():d}" == "9"
+    x.diagonal()[...] = 1  # views can be written, as CuPy's can
+    cp.broadcast_to(x[1, 2], (3,))[0] = 6
+    assert x.tolist() == [[1, 9, 9], [3, 1, 6]]
     x.shape = (3, 2)
-    assert x.shape == (3, 2) and repr(x[2]) == "array([4, 7])"
+    assert x.shape == (3, 2) and repr(x[2]) == "array([1, 6])"
 
 
 def test_outputs_are_the_objects_that_are_given():

@@ -7,6 +7,7 @@ import numpy as np
 from ..memory import zeros_at
 from ..sanitizer.fresh import ALIGNMENT, empty
 
+_device = weakref.WeakValueDictionary()  # id -> memory of the device
 _exposed = weakref.WeakValueDictionary()  # id -> memory whose address somebody has asked for
 
 
@@ -14,27 +15,33 @@ def allocated(shape, dtype, order="C"):
     """A new array of zeros."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    return np.ndarray(shape, dtype, buffer=zeros_at(ALIGNMENT, size), order=order)
+    return np.ndarray(shape, dtype, buffer=adopted(zeros_at(ALIGNMENT, size)), order=order)
 
 
 def uninitialised(shape, dtype, order="C"):
     """A new array whose elements the sanitizer takes for uninitialised until they are written."""
     if order == "F":
-        return empty(tuple(np.atleast_1d(shape))[::-1], dtype).T
-    return empty(shape, dtype)
+        return uninitialised(tuple(np.atleast_1d(shape))[::-1], dtype).T
+    return adopted(empty(shape, dtype))
+
+
+def adopted(array):
+    """The array, whose memory counts as the device's from now on."""
+    memory = _memory_of(array)
+    _device[id(memory)] = memory
+    return array
 
 
 def placed(array):
-    """The array itself where it lies in memory of the device, else a copy that does.
+    """An array that lies in memory of the device, and may be written: the same elements if it does, else a copy.
 
     NumPy's results lie anywhere: a kernel's wide accesses would be aligned in one run and not in the next.
     """
-    link = array
-    while isinstance(link, np.ndarray):
-        if address(link) % ALIGNMENT == 0:
-            return array
-        link = link.base
-    return copied(array)
+    if id(_memory_of(array)) not in _device:
+        return copied(array)
+    if array.flags.writeable:
+        return array
+    return MemoryPointer.to(array).array(array.shape, array.dtype, array.strides)  # CuPy's views can all be written
 
 
 def copied(array):
@@ -46,6 +53,13 @@ def copied(array):
 
 def address(array):
     return array.__array_interface__["data"][0]
+
+
+def _memory_of(array):
+    """The last array that an array is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def exposed():
@@ -75,9 +89,7 @@ class MemoryPointer:
     @classmethod
     def to(cls, array):
         """The pointer to the element [0, ..., 0] of an array."""
-        memory = array
-        while isinstance(memory.base, np.ndarray):
-            memory = memory.base
+        memory = _memory_of(array)
         return cls(memory, address(array) - address(memory))
 
     @property

@@ -9,7 +9,7 @@ from .. import rawmodule
 from ..kernel import device_memory
 from .array import ndarray, on_host
 from .launches import launched, made
-from .memory import MemoryPointer, address, exposed
+from .memory import MemoryPointer, address, adopted, exposed
 
 
 def _of_the_kernel(name):
@@ -84,7 +84,7 @@ class RawModule:
         return _FunctionOfModule(name, self.module.get_function(name))
 
     def get_global(self, name):
-        return MemoryPointer.to(self.module.get_global(name))
+        return MemoryPointer.to(adopted(self.module.get_global(name)))
 
 
 class _FunctionOfModule(Kernel):
