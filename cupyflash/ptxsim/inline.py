@@ -60,7 +60,7 @@ class _Inliner:
     def run(self):
         frame = Frame(self.source, None, False, {self.source.name: 0})
         self.copy(_Copy(self.source, frame, "", {}, None))
-        if self.stacked:
+        if frame.passed:  # there are calls left
             self.close(frame)
         for name in self.entered:
             register = Register(len(self.result.registers), "%frame", "b32")

@@ -54,7 +54,7 @@ class Chunk:
         self.generic = GenericSpace(launch.global_, self.shared, self.local, launch.param)
         self.random = np.random.default_rng((settings.seed, first)) if settings.schedule == "random" else None
         self.copies = AsyncCopies(self.n, self.random, self.observers)
-        self.stack = Stack(self) if program.frames else None
+        self.stack = Stack(self) if program.function.frames else None
         self.mbarriers = Mbarriers(self)
         self.vain = -1, {}  # `changes`, and the states that groups have waited in at mbarriers since then
         self.everyone = Group(self, None, None)

@@ -70,8 +70,7 @@ class Stack:
         for frame, there in self.functions(x, block, address):
             self.check_room(x, block, frame, begin, there)
             chunk.pc[lanes[there]] = frame.entry
-            uniform = end.size == 1 and np.count_nonzero(there) == chunk.n
-            if uniform:
+            if end.size == 1 and np.count_nonzero(there) == chunk.n:
                 chunk.registers[frame.register.index] = end
             else:
                 chunk.write_register(frame.register.index, lanes[there], begin[there])
@@ -125,10 +124,8 @@ class Stack:
         full = there & (begin.astype(np.int64) + frame.reach > self.program.local_bytes)
         if full.any():
             depth = int(self.depth[x.positions()[0]]) + 1
-            what = (
-                f"call of {frame.function.name}, {depth} calls deep, overflows the stack: the frames of a thread may "
-            )
-            what += f"take {self.program.local_bytes:,} bytes"
+            stack = f"the stack of {self.program.local_bytes:,} bytes"
+            what = f"call of {frame.function.name}, {depth} calls deep, overflows {stack}"
             raise self.error(x, block, full, what, "stack overflow")
 
     def error(self, x, block, which, what, kind):

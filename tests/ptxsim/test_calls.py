@@ -348,6 +348,16 @@ def test_a_function_that_is_no_target_of_the_call():
         launch_ptx(text, "k", (1,), (32,), (np.zeros(32, np.uint32),))
 
 
+def test_a_pointer_where_no_function_has_an_address():
+    source = """
+    extern "C" __global__ void k(int* out, void (*function)(int*)) { if (out[threadIdx.x]) function(out); }"""
+    out = np.zeros(32, np.int32)
+    launch(source, 1, 32, out, np.uint64(48))
+    out[7] = 1
+    with pytest.raises(ptxsim.SimulationError, match=r"call of 0x30, .* no function; kernel k, thread \(7, 0, 0\)"):
+        launch(source, 1, 32, out, np.uint64(48))
+
+
 # -- those who watch -----------------------------------------------------------------------------------
 FACTORIAL = """
 __device__ __noinline__ unsigned factorial(unsigned n) {
