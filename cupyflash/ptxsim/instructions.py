@@ -52,6 +52,8 @@ Arithmetic is that of the ISA bit for bit, in every rounding mode. Where the ISA
 * `rcp.approx.ftz.f64` and `rsqrt.approx.ftz.f64` round to the upper 32 bits; `rsqrt.approx.f64` is within 1 ulp or so.
 * A NaN made by float32, float16 or bfloat16 arithmetic is 0x7fffffff or 0x7fff. An integer division by zero gives all
   ones, its remainder the dividend.
+* `sub.cc` and `subc.cc` set the carry flag where nothing is borrowed, and `subc` takes one more where it is clear: the
+  flag of GPUs is that of the sum with the complement. Additions may follow subtractions, as in 128-bit divisions.
 * `mma` and `wmma` of float64 are chains of fused multiply-adds, k ascending. Which lane holds which element of a `wmma`
   fragment is as in the machine code that NVRTC makes for sm_80: as in the `mma` that the product is made of, tile after
   tile (m16n16k16: two of m16n8k16 side by side; m8n32k16: the transpose of m32n8k16).

@@ -264,11 +264,14 @@ def add_carry(a, b, carry):
     return s, out
 
 
-def sub_carry(a, b, borrow):
-    """a - b - borrow, and the borrow out."""
-    s = a - b
-    out = a < b
-    if borrow is not None:
-        total = s - borrow.astype(s.dtype)
-        return total, out | (s < total)
-    return s, out
+def sub_carry(a, b, carry):
+    """a + ~b + carry, and the carry out, which is set where nothing is borrowed; `carry` None counts as set.
+
+    The ISA says that a borrow goes into the flag, and from there into a difference. On GPUs the flag is this carry: an
+    addition may follow a subtraction, as in what NVRTC makes of 128-bit divisions.
+    """
+    s, out = a - b, a >= b
+    if carry is None:
+        return s, out
+    total = s - (~carry).astype(s.dtype)
+    return total, out & (total <= s)

@@ -86,6 +86,12 @@ def carrying():
     yield Instruction("addc.u32", four, lambda a, b, c, d: c + d + (a + b >> 32), asm=add)
     subtract = "sub.cc.u32 %0, %1, %2; subc.u32 %0, %3, %4;"
     yield Instruction("subc.u32", four, lambda a, b, c, d: c - d - (a < b), asm=subtract)
+    mixed = "{ .reg .u32 t; sub.cc.u32 t, %1, %2; addc.u32 %0, %3, %4; }"  # as sm_80's machine code has it
+    yield Instruction("addc.u32", four, lambda a, b, c, d: c + d + (a >= b), asm=mixed)
+    mixed = "{ .reg .u32 t; add.cc.u32 t, %1, %2; subc.u32 %0, %3, %4; }"
+    yield Instruction("subc.u32", four, lambda a, b, c, d: c - d - 1 + (a + b >> 32), asm=mixed)
+    borrowed = "{ .reg .u32 t; sub.cc.u32 t, %1, %2; subc.cc.u32 t, %3, %4; subc.u32 %0, 0, 0; }"
+    yield Instruction("subc.cc.u32", four, lambda a, b, c, d: -(c - d - (a < b) < 0), asm=borrowed)
     chain = "{ .reg .u32 t; add.cc.u32 t, %1, %2; addc.cc.u32 t, %3, %4; addc.u32 %0, 0, 0; }"
     multiply = "{ .reg .u32 t; mad.lo.cc.u32 t, %1, %2, %3; madc.hi.u32 %0, %1, %2, %4; }"
 

@@ -47,27 +47,24 @@ def clamped(value, t):
 
 
 def carries():
-    """Chains through the carry flag; a borrow is kept apart from a carry, as the ISA does not mix them."""
+    """Chains through the carry flag. A difference is a sum with the complement: set where nothing is borrowed."""
     for t in WORDS:
         width = bits_of(t)
         mask = (1 << width) - 1
-        for opcode, kind, sign in (("add", "carry", 1), ("sub", "borrow", -1)):
+        for opcode in ("add", "sub"):
+            invert = mask if opcode == "sub" else 0
 
-            def chain(a, b, flag=(None, 0), mask=mask, kind=kind, sign=sign):
-                if flag is None or flag[0] not in (None, kind):
-                    return None, None
-                total = (a & mask) + sign * ((b & mask) + flag[1])
-                return total, (kind, int(not 0 <= total <= mask))
+            def chain(a, b, carry=int(opcode == "sub"), mask=mask, invert=invert, n=width):
+                total = (a & mask) + (b & mask ^ invert) + carry
+                return total, total >> n
 
             yield from chained(opcode, t, f"{t} {t}", chain)
 
         for half in ("lo", "hi"):
 
-            def multiply(a, b, c, flag=(None, 0), mask=mask, half=half, n=width):
-                if flag is None or flag[0] not in (None, "carry"):
-                    return None, None
-                total = ((a * b >> n if half == "hi" else a * b) & mask) + (c & mask) + flag[1]
-                return total, ("carry", total >> n)
+            def multiply(a, b, c, carry=0, mask=mask, half=half, n=width):
+                total = ((a * b >> n if half == "hi" else a * b) & mask) + (c & mask) + carry
+                return total, total >> n
 
             yield from chained(f"mad.{half}", t, f"{t} {t} {t}", multiply)
 

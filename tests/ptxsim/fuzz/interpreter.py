@@ -72,10 +72,11 @@ def run(program):
 def step(statement, lane, certain):
     form = statement.form
     values = [lane.operand(o, t) for o, t in zip(statement.operands, form.sources, strict=True)]
+    if "read" in form.carry:
+        values.append(lane.carry)
     known = None not in values
     if form.carry:
-        flag = lane.carry if "read" in form.carry else (None, 0)
-        result, out = form.formula(*values, flag) if known else (None, None)
+        result, out = form.formula(*values) if known else (None, None)
         if "written" in form.carry:
             lane.carry = out if certain else None
         lane.write(statement.results[0], result, form.results[0], certain)

@@ -150,10 +150,10 @@ class Generator:
 
     def carry_chain(self):
         """The opening of a chain, perhaps something else, links, and perhaps an end that leaves the flag alone."""
-        kinds = [f for opcode in ("add", "sub", "mad") for f in _SCALAR[opcode] if f.carry]
-        first = self.rng.choice(kinds)
-        links = [f for f in _SCALAR[first.opcode + "c"] if f.sources == first.sources]
-        steps = [self.step(first)]
+        opcodes = "add", "sub", "mad"
+        openings = [f for opcode in opcodes for f in _SCALAR[opcode] if f.carry]
+        links = [f for opcode in opcodes for f in _SCALAR[opcode + "c"]]
+        steps = [self.step(self.rng.choice(openings))]
         for _ in range(self.rng.randint(1, 3)):
             if self.rng.randrange(4) == 0:
                 steps += self.statement(0) if self.rng.randrange(2) else [Label(self.label())]
