@@ -50,11 +50,19 @@ def test_each_family_of_output_gradients(backend, dout_values, dtype):
     check(backend, BackwardProblem(Problem(dtype, (), (), (), 40, 150, 64, 64, seed=1), dout_values))
 
 
-# In the second half dk and dv are computed apart.
-@pytest.mark.parametrize("head_dims", [(1, 1), (7, 100), (80, 96), (128, 128), (7, 256), (160, 160), (255, 249)])
-def test_head_dims(backend, arch, head_dims):
+def of_head_dims(head_dims):
     forward = Problem("float16", (2,), (2,), (2,), 70, 140, *head_dims, causal=True, align="bottom-right", seed=2)
-    check(backend, BackwardProblem(forward, with_dlse=True), arch)
+    return BackwardProblem(forward, with_dlse=True)
+
+
+@pytest.mark.parametrize("head_dims", [(80, 96), (255, 249)])
+def test_tiles_of_each_architecture(backend, arch, head_dims):
+    check(backend, of_head_dims(head_dims), arch)
+
+
+@pytest.mark.parametrize("head_dims", [(1, 1), (7, 100), (128, 128), (7, 256), (160, 160)])
+def test_head_dims(backend, head_dims):
+    check(backend, of_head_dims(head_dims))
 
 
 @pytest.mark.parametrize("softmax_scale", dict.fromkeys(testing.SCALES))

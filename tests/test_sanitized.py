@@ -85,6 +85,14 @@ def summed(form):
     return {"variants": Variants(bias=Operand("normal", form), attn_sink=SINK, split_size=128)}
 
 
+#: Each set of options in a type on tensor cores and in one on register tiles.
+WITH_OPTIONS = [
+    variant(dtype, *lengths, 16, 16, arch, **mask, variants=options, nonfinite=True)
+    for (mask, options), archs in zip(
+        OPTIONS.values(), itertools.cycle([("sm_80", "sm_75"), ("sm_90", "sm_80")]), strict=False
+    )
+    for dtype, lengths, arch in zip(("float16", "float32"), ((130, 140), (20, 70)), archs, strict=True)
+]
 #: More than one tile in both directions and two blocks of each kernel, but where lengths are the point.
 VARIANTS = [
     variant("float16", 150, 270, 64, 64),
@@ -120,13 +128,7 @@ VARIANTS = [
     variant("float64", 65, 66, 16, 16, "sm_75", **CAUSAL, leading=((1, 4), (1, 2), (1, 2))),
     variant("float64", 33, 36, 128, 128, "sm_120"),
     variant("float64", 18, 20, 250, 203, **TOP_LEFT),
-    *(
-        variant(dtype, *lengths, 16, 16, arch, **mask, variants=options, nonfinite=True)
-        for (mask, options), archs in zip(
-            OPTIONS.values(), itertools.cycle([("sm_80", "sm_75"), ("sm_90", "sm_80")]), strict=False
-        )
-        for dtype, lengths, arch in zip(("float16", "float32"), ((130, 140), (20, 70)), archs, strict=True)
-    ),
+    *WITH_OPTIONS,
     variant("float16", 34, 20, 250, 203, "sm_75", **summed("queries"), views=PACKED),
     variant("bfloat16", 66, 130, 16, 16, "sm_120", **summed("keys"), leading=BATCH),
     variant("float64", 34, 70, 16, 16, "sm_75", **summed("keys"), views=PACKED),
@@ -144,7 +146,14 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("tested", VARIANTS, ids=str)
+#: In every run the types take turns.
+IN_DEEP_RUNS = [tested for number, tested in enumerate(WITH_OPTIONS) if number % 4 in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "tested",
+    [pytest.param(v, id=str(v), marks=pytest.mark.deep if v in IN_DEEP_RUNS else ()) for v in VARIANTS],
+)
 def test_no_findings(tested):
     with ptxsim.sanitize() as report:
         tested.run()
