@@ -10,7 +10,7 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from .syntax import Address, Label, Memory, Pair, Special
+from .syntax import Address, Label, Memory, Pair, Register, Special
 
 
 def _pairs(targets, sources):
@@ -429,6 +429,8 @@ def _complaint(instruction):
         named = named.passed
     if len(instruction.operands) not in _OPERANDS.get(instruction.opcode, (len(instruction.operands),)):
         return f"{instruction} with {len(instruction.operands)} operands"
+    if "shared::cluster" in instruction.modifiers and isinstance(instruction.operands[0], Register):
+        return f"{instruction} with a result"
     if instruction.opcode == "mov" and all(isinstance(o, tuple) for o in instruction.operands):
         return f"{instruction} from vector to vector"
     unknown = unknown_operand(named)

@@ -9,6 +9,7 @@ from .launching import poisoned
 HINTS = [
     *("membar.cta;", "membar.gl;", "membar.sys;", "fence.acq_rel.gpu;", "fence.sc.cta;", "fence.acquire.cluster;"),
     *("fence.proxy.alias;", "fence.proxy.async;", "fence.proxy.async.shared::cta;", "fence.proxy.async.global;"),
+    "fence.mbarrier_init.release.cluster;",
     *(
         "prefetch.global.L1 [%at];",
         "prefetch.L2 [%at];",

@@ -149,6 +149,7 @@ WRONG_OPERANDS = [
     "add.f32 %f0, %f1;",
     "fma.rn.f32 %f0, %f1, %f2;",
     "mov.b64 {%r0, %r1}, {%r2, %r3};",
+    "mbarrier.arrive.shared::cluster.b64 %d0, [%r0];",
 ]
 
 
