@@ -31,6 +31,7 @@ class Frame:
     position: int = 0
     entry: int = 0
     end: Variable = None  # of no bytes, behind all others
+    start: int = 0  # where the variables begin, behind the parameters
     reach: int = 0  # bytes up to the end of what it passes
 
     def __post_init__(self):
@@ -50,7 +51,7 @@ def lay_out(frames, variables, places) -> int:
     """
     for frame in frames:
         passed = {variable for call in frame.passed for variable in call}
-        end = _place_parameters(frame.parameters, 0, places)
+        end = frame.start = _place_parameters(frame.parameters, 0, places)
         for variable in frame.variables.values() if frame.register else variables:
             if variable not in passed and variable not in places:
                 places[variable] = -(-end // variable.align) * variable.align

@@ -28,6 +28,10 @@ class Observer:
         """These lanes (positions in the chunk) have called a function that needs a stack, from within `depth` others;
         `registers`: numbers of those that will be restored."""
 
+    def entered(self, lanes, frames, start, stop):
+        """These lanes begin to run a function; `frames`: where theirs begin in local memory, in which the function's
+        variables lie from `start` to `stop`."""
+
     def returned(self, depth, registers, lanes):
         """These lanes have come back, and their registers are what they were."""
 

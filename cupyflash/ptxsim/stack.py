@@ -70,6 +70,8 @@ class Stack:
         for frame, there in self.functions(x, block, address):
             self.check_room(x, block, frame, begin, there)
             chunk.pc[lanes[there]] = frame.entry
+            for observer in chunk.observers:
+                observer.entered(lanes[there], begin[there], frame.start, self.program.places[frame.end])
             if end.size == 1 and np.count_nonzero(there) == chunk.n:
                 chunk.registers[frame.register.index] = end
             else:

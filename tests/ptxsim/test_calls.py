@@ -385,6 +385,26 @@ def test_uninitialised_values_stay_with_the_call_that_has_them(undefined, found)
     assert [finding.kind for finding in report.findings] == found, report
 
 
+@pytest.mark.parametrize("initialised, found", [("0, 0, 0", []), ("0", ["uninitialised local memory"])])
+def test_what_earlier_calls_have_left_is_no_value(initialised, found):
+    source = """
+    __device__ __noinline__ int fill(int n) {
+      volatile int a[4];
+      for (int i = 0; i < 4; ++i) a[i] = n;
+      return n ? fill(n - 1) * 3 + a[n & 3] : a[1];
+    }
+    __device__ __noinline__ int peek(int n) {
+      volatile int a[4];
+      int given[] = {INITIALISED};
+      for (int i = 0; i < sizeof(given) / sizeof(int); ++i) a[i] = given[i];
+      return n ? peek(n - 1) * 3 + a[0] : a[2];
+    }
+    extern "C" __global__ void k(int* out, int n) { out[threadIdx.x] = fill(n) + peek(n); }"""
+    with ptxsim.sanitize() as report:
+        launch(source.replace("INITIALISED", initialised), 1, 32, poisoned(32, np.int32), np.int32(2))
+    assert [finding.kind for finding in report.findings] == found, report
+
+
 @pytest.mark.parametrize("function", ["meet", "pointer"])
 def test_a_barrier_in_a_function_that_some_lanes_leave_out(function):
     """Whether the function is inlined or not; lanes that leave early leave nothing out."""

@@ -128,6 +128,11 @@ class Undefined(Observer):
         for index in registers:
             self.saved.keep(depth, index, lanes, self.kept.get(index, _DEFINED))
 
+    def entered(self, lanes, frames, start, stop):
+        """What earlier calls have left in a frame is no value of its variables."""
+        first = lanes * self.chunk.local.pitch + frames.astype(np.int64)
+        self.shadows[id(self.chunk.local.views[1])][first[:, None] + np.arange(start, stop)] = UNWRITTEN
+
     def returned(self, depth, registers, lanes):
         for index in registers:
             new = self.saved.restored(depth, index, lanes, self.kept.pop(index, _DEFINED))
