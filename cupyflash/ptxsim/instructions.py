@@ -3,7 +3,8 @@
 from .isa import LINES
 
 _NOT_HERE = """
-* Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` (TMA), clusters (`mapa`,
+* Hopper's and Blackwell's asynchronous units: `wgmma`, `tcgen05`, `cp.async.bulk` but from global to shared
+  memory (so no tensor maps, no `bulk_group`, no `multicast`), clusters (`mapa`,
   `barrier.cluster`, `shared::cluster` other than for an `mbarrier` of the own block), `multimem`, `setmaxnreg`
 * `mma` of FP8, 6 and 4-bit floats, of sparse and scaled matrices, and Volta's `mma.m8n8k4` of float16
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding

@@ -253,6 +253,7 @@ _TABLE = f"""
 75 | barrier | pred | cta !red !and/or aligned
 75 | bar | | !warp !sync
 {_NEWLINE.join(_mbarriers())}
+90 | cp:4 | | !async !bulk !shared::cluster/shared::cta !global !mbarrier::complete_tx::bytes
 80 | cp:1 | b64 | !async !mbarrier !arrive noinc {_SHARED}
 75 | shfl | b32 | !sync !up/down/bfly/idx
 75 | vote | pred | !sync !all/any/uni

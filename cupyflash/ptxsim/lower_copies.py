@@ -2,6 +2,7 @@
 
 from .lower_mbarrier import arrive_after_copies
 from .lower_memory import address_of
+from .lower_warp import shared_address
 from .syntax import Register
 
 
@@ -14,10 +15,21 @@ def copy_async(t, i, types):
         allowed = None if "wait_all" in modifiers else i.operands[0].value
         t.tell(f"wait(x, {t.mask()}, {allowed}, {t.site(i)})")
         t.line(f"x.copies.wait(x, {t.mask()}, {allowed})")
+    elif "bulk" in modifiers:
+        _bulk(t, i)
     elif "mbarrier" in modifiers:
         arrive_after_copies(t, i)
     else:
         _issue(t, i)
+
+
+def _bulk(t, i):
+    target, source, size, mbarrier = i.operands
+    shared, at = (shared_address(t, i, memory) for memory in (target, mbarrier))
+    address, _ = address_of(t, source, "global")
+    t.tell(f"mbarrier(x, {t.mask()}, {at}, {t.site(i)})")
+    operands = f"{at}, {shared}, {address}, {t.use(size, 'u32')}"
+    t.line(f"x.chunk.mbarriers.copy_bulk(x, {t.mask()}, {operands}, {t.site(i)})")
 
 
 def _issue(t, i):

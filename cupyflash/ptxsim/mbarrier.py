@@ -16,6 +16,8 @@ import dataclasses
 
 import numpy as np
 
+from .bulk_copy import ROW, transfers
+
 MOST = (1 << 20) - 1  # of every count
 _PHASE, _PENDING, _TRANSACTIONS, _EXPECTED = 63, 43, 21, 1  # lowest bits of the fields
 
@@ -107,6 +109,7 @@ class Mbarriers:
         self.words = chunk.shared.views[8]
         self.made = {}  # object -> its mbarrier.init
         self.coming = {}  # object -> [(itself, lanes, their batches of cp.async, instruction)], arrivals yet to come
+        self.transfers = {}  # object -> [(lanes, cp.async.bulk that are under way)]
         self.waits = None  # of each lane (object, instruction) of a wait that was in vain, two arrays
         self.refused = False  # whether there has been such a wait since the scheduler has looked
 
@@ -123,6 +126,7 @@ class Mbarriers:
         for at, lanes in self.objects(x, m, address, ins):
             del self.made[at]
             self.coming.pop(at, None)
+            self.transfers.pop(at, None)
             self.tell("ended", x, lanes, at, ins)
         x.changes += 1
 
@@ -188,12 +192,28 @@ class Mbarriers:
         chunk.copies.batches.step(x, m)
         x.changes += 1
 
+    def copy_bulk(self, x, m, address, target, source, size, ins):
+        """cp.async.bulk, which completes as many transactions as it copies bytes: like copies of cp.async, late."""
+        target, source, size = (np.broadcast_to(each, x.n) for each in (target, source, size))
+        for transfer in transfers(x, self.objects(x, m, address, ins), target, source, size, ins):
+            lanes = transfer.lanes if x.lanes is None else x.lanes[transfer.lanes]
+            for observer in self.chunk.observers:
+                observer.bulk_copy(x, transfer)
+            if self.chunk.random is not None and self.chunk.random.random() < 0.5:
+                self.end_transfer(lanes, transfer)
+            else:
+                self.transfers.setdefault(transfer.at, []).append((lanes, transfer))
+        x.changes += 1
+
     def test(self, x, m, address, phase, ins):
         """Which lanes find the phase of a parity complete. The others let others run first."""
         found = self.objects(x, m, address, ins)
         due = [arrival for at, _ in found for arrival in self.coming.pop(at, ())]
         if due:
             self.come(due)
+        for at, _ in found:
+            for transfer in self.transfers.pop(at, ()):
+                self.end_transfer(*transfer)
         complete = np.ones(x.n, bool)
         phase = np.broadcast_to(phase & phase.dtype.type(1), x.n)
         for at, lanes in found:
@@ -234,6 +254,20 @@ class Mbarriers:
                 self.arrivals(chunk.everyone, state, here.size, here, at, ins)
                 lanes = lanes[here.size :]
             self.words[at] = state.word()
+        chunk.changes += 1
+
+    def end_transfer(self, lanes, transfer):
+        """Copies of cp.async.bulk are done; `lanes`: of the chunk, one for each row."""
+        chunk, at = self.chunk, transfer.at
+        transfer.perform(chunk.observers)
+        for observer in chunk.observers:
+            observer.bulk_copy_done(lanes, transfer)
+        state = State.of(self.words[at])
+        if state.transfer(ROW * lanes.size):
+            self.completed(chunk.everyone, lanes, at, transfer.ins)
+        enough = state.transactions >= -MOST
+        self.require(enough, chunk.everyone, lanes[0], at, "a tx-count below its range", transfer.ins)
+        self.words[at] = state.word()
         chunk.changes += 1
 
     def expect(self, x, state, count, lanes, at, ins):

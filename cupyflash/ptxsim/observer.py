@@ -95,6 +95,12 @@ class Observer:
     def copy(self, x, m, address, size, shared, amount, ins):
         """cp.async from global `address` to `shared`; `amount`: bytes that are read, None for all."""
 
+    def bulk_copy(self, x, transfer):
+        """cp.async.bulk to the shared memory of one block: a Transfer."""
+
+    def bulk_copy_done(self, lanes, transfer):
+        """It is done, and has told its mbarrier; `lanes`: positions in the chunk of the lanes of its rows."""
+
     def copied(self, view, to, source, at, ins):
         """Copies have been done: to the elements `to` of `view` from those `at` of `source` (None: zeros); `ins`: the
         cp.async."""

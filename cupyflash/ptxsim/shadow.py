@@ -262,7 +262,10 @@ class Shadow:
         return [(register, DEFINED) for register in results(i)]
 
     def do_cp(self, i, types):
-        if "mbarrier" in i.modifiers:
+        if "bulk" in i.modifiers:
+            for operand in i.operands:
+                self.use(operand, i, "the address" if isinstance(operand, Memory) else "the size")
+        elif "mbarrier" in i.modifiers:
             self.use(i.operands[0], i, "the address")
         elif any(isinstance(o, Memory) for o in i.operands):
             target, source, *rest = i.operands

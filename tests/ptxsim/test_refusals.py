@@ -26,7 +26,10 @@ UNKNOWN = [
     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %d0, %d1, 1, 1, 1, 0, 0;",
     "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 128;",
     "tcgen05.mma.cta_group::1.kind::f16 [%r0], %d0, %d1, %r1, %p0;",
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%d0], 16, [%r1];",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%d0], 16, [%r1], "
+    "%h0;",
+    "cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r0], 16;",
+    "cp.async.bulk.wait_group 0;",
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r0], [%d0, {%r1, %r2}], [%r3];",
     "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0], [%r0], 16;",
     "barrier.cluster.arrive.aligned;",

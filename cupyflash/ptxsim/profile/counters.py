@@ -84,6 +84,17 @@ class Counters(Observer):
         self.collect("store", "shared", size, ins, x, m, shared)
         self.collect("load", "global", size, ins, x, m, address, amount)
 
+    def bulk_copy(self, x, transfer):
+        """As if the lanes of the warp shared the rows."""
+        warp = transfer.lanes // WARP
+        turn = np.arange(warp.size) - np.searchsorted(warp, warp)  # lanes are in order
+        for first in range(0, int(turn.max()) + 1, WARP):
+            rows = (turn >= first) & (turn < first + WARP)
+            lanes = warp[rows] * WARP + turn[rows] - first
+            acts, target, source = np.zeros(x.n, bool), np.zeros(x.n, np.uint32), np.zeros(x.n, np.uint64)
+            acts[lanes], target[lanes], source[lanes] = True, transfer.target[rows], transfer.source[rows]
+            self.copy(x, acts, source, 16, target, None, transfer.ins)
+
     def matrix_load(self, x, address, count, ins):
         self.collect("load", "shared", 16, ins, x, None if count == 4 else x.lane < 8 * count, address)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..observer import Observer
 from ..tensor_core import in_shared
+from .places import Place, positions
 
 
 class MbarrierUse(Observer):
@@ -61,6 +62,11 @@ class MbarrierUse(Observer):
     def copy(self, x, m, address, size, shared, amount, ins):
         shared = in_shared(shared) if shared.dtype == np.uint64 else shared
         self.access(x, m, "shared", shared, size, True, ins)
+
+    def bulk_copy(self, x, transfer):
+        for rows, (to, index), _ in transfer.parts:
+            lanes = transfer.lanes[rows]
+            self.touch([Place(to, index, positions(x)[lanes], lanes, 16, 0)], transfer.ins)
 
     def matrix_load(self, x, address, count, ins):
         self.touch(self.checker.locate_rows(x, address, count, False, ins), ins)

@@ -16,7 +16,7 @@ from ..tensor_core import in_shared
 from .copies import Copies
 from .kinds import ATOMIC, COPY, PLAIN, VOLATILE, kinds, only_reads, shortest
 from .order import Order
-from .places import lanes_of, positions
+from .places import Place, lanes_of, positions
 from .stamps import (
     BLOCKMATES,
     GRID,
@@ -181,6 +181,20 @@ class Races(Observer):
         """Copies are done: from now on they are writes of their threads like others."""
         for lanes, index, size, copy in self.copies.wait(lanes_of(x, m), allowed):
             self.arrived(lanes, index, size, copy)
+
+    def bulk_copy(self, x, transfer):
+        """Its rows are copies of the thread that has started it, which end together."""
+        ins = transfer.ins
+        for rows, (to, index), (view, at) in transfer.parts:
+            lanes = transfer.lanes[rows]
+            who = positions(x)[lanes], lanes, 16, 0
+            self.read(Access(self, x, self.shadows[id(view)], Place(view, at, *who), ins, PLAIN), ONE)
+            self.write(Access(self, x, self.shared, Place(to, index, *who), ins), ONE, None, transfer.source[rows])
+
+    def bulk_copy_done(self, lanes, transfer):
+        for rows, (_, index), _ in transfer.parts:
+            self.arrived(lanes[rows], index, 16, transfer.ins)
+        self.order.mbarrier_arrived(np.unique(lanes), transfer.at, self.now)
 
     def mbarrier_copies(self, lanes, batches):
         for copies in self.copies.wait_for_batches(lanes, batches):

@@ -54,7 +54,6 @@ extern "C" __global__ void roles(const int* x, int* sums, int tiles) {
   if (!produces) sums[blockIdx.x * TILE + t] = sum;
 }
 
-#if __CUDA_ARCH__ < 900
 // The rows of a matrix, copied by all threads of a block, which arrive when their part is there.
 extern "C" __global__ void reversed(const int4* x, int4* out, int rows) {
   __shared__ int4 row[BLOCK];
@@ -69,4 +68,3 @@ extern "C" __global__ void reversed(const int4* x, int4* out, int rows) {
     block.sync();  // before the next copy
   }
 }
-#endif

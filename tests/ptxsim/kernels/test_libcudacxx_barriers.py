@@ -29,9 +29,10 @@ def test_roles(launch, arch):
     np.testing.assert_array_equal(sums, x.sum(1)[:, ::-1])
 
 
-def test_reversed(launch):
-    """Not on sm_90, where such copies are those of a unit that the simulator has not (cp.async.bulk)."""
+@every_arch
+def test_reversed(launch, arch):
+    """On sm_90 by cp.async.bulk."""
     x = np.arange(3 * 64 * 4, dtype=np.int32).reshape(3, 64, 4)
     out = ptxsim.empty(x.shape, np.int32)
-    launch(FAMILY, "reversed", 1, 64, x, out, np.int32(3))
+    launch(FAMILY, "reversed", 1, 64, x, out, np.int32(3), arch=arch)
     np.testing.assert_array_equal(out, x[:, ::-1])
