@@ -17,6 +17,7 @@ from .group import WARP, Group, NotConverged, both
 from .mbarrier import Mbarriers
 from .memory import GenericSpace, LocalMemory, SharedMemory
 from .numerics import lowest, some
+from .recurrence import Recurrence, same
 from .stack import Stack
 
 NOBODY = 2**31 - 1  # as a program counter
@@ -46,7 +47,7 @@ class Chunk:
         self.hung = np.full(self.n, -1, np.int64)  # `changes` when a lane was seen to repeat itself for ever
         self.changes = self.ticks = self.steps = 0
         self.last_rescue, self.idle_rescues = None, 0
-        self.scene = None  # of everybody, at some rescue before
+        self.rescues = Recurrence(self)
         self.shared = SharedMemory("shared", launch.shared_pitch, count)
         self.local = LocalMemory("local", program.local_bytes, self.n if program.local_bytes else 0)
         self.shared_base = np.repeat(np.arange(count, dtype=np.int64) * self.shared.pitch, self.pitch)
@@ -135,26 +136,12 @@ class Chunk:
         hopeless = self.hung == self.changes
         stuck = self.last_rescue == state or not (self.parked.any() or (self.behind & ~hopeless).any())
         self.idle_rescues = self.idle_rescues + 1 if idle else 0
-        if stuck or self.idle_rescues > RESCUES_WITHOUT_CHANGE or self.recurs():
+        again = self.idle_rescues > 0 and self.rescues.again(self.idle_rescues)
+        if stuck or self.idle_rescues > RESCUES_WITHOUT_CHANGE or again:
             raise self.standstill()
         self.last_rescue = state
         self.parked[:] = False
         self.behind &= hopeless
-
-    def recurs(self):
-        """Whether everybody is where they were at an earlier rescue, in the same state, and memory is what it was.
-
-        The scene to compare with is a new one after 1, 2, 4, ... rescues (Brent's search for a cycle).
-        """
-        count = self.idle_rescues
-        if count == 0:
-            return False
-        lanes = [np.array([self.changes, self.ticks]), self.pc, self.parked, self.barriers.waiting]
-        stack = [] if self.stack is None else self.stack.state()
-        found = count > 1 and all(map(_same, self.scene, [*lanes, *self.registers, *stack]))
-        if count & (count - 1) == 0:
-            self.scene = [part.copy() for part in lanes] + self.registers.copy() + stack
-        return found
 
     # -- running a group -----------------------------------------------------------------------------
     def run_group(self, x, pc, others, company):
@@ -384,10 +371,4 @@ class Chunk:
 
 
 def _same_state(a, b):
-    return a[:2] == b[:2] and all(map(_same, a[2], b[2]))
-
-
-def _same(a, b):
-    if a is None or b is None:
-        return a is b
-    return a is b or (a.size == b.size and a.tobytes() == b.tobytes())
+    return a[:2] == b[:2] and all(map(same, a[2], b[2]))

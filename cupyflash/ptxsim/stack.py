@@ -4,6 +4,7 @@ import numpy as np
 
 from .callgraph import sizes
 from .flow import bits
+from .recurrence import Recurrence
 
 
 class Saved:
@@ -41,6 +42,7 @@ class Stack:
         self.depth = np.zeros(chunk.n, np.int32)
         self.back = []  # for each depth, the block where each lane goes on
         self.saved = Saved(chunk.n)
+        self.moves, self.recurrence = 0, Recurrence(chunk)
 
     def state(self):
         """All that the lanes will find again when they return, as it is now; further depths come behind."""
@@ -53,6 +55,9 @@ class Stack:
             self.call(x, block, *result)
         else:
             self.leave(x)
+        self.moves += 1
+        if self.recurrence.again(self.moves):
+            self.chunk.fall_behind(x, True)
 
     def call(self, x, block, address, end):
         """`address`: of the functions, None for the one that the instruction names; `end`: of each lane's frame."""

@@ -244,6 +244,23 @@ def test_waiting_in_a_function_for_what_never_comes(threads, settings):
         launch(WAITING.replace("FLAG", "1"), 1, threads, np.zeros(2, np.int32), **settings)
 
 
+@every_schedule
+def test_a_loop_of_calls_without_an_end(settings):
+    """Others finish first: here they end it, there they do not."""
+    source = """
+    __device__ void nothing() {}
+    __device__ void (*pointer)() = nothing;
+    extern "C" __global__ void k(int* flag, int value) {
+      if (threadIdx.x < 2) while (*flag == 0) pointer();
+      else flag[threadIdx.x == 3 ? 0 : threadIdx.x] = value;
+    }"""
+    flag = np.zeros(32, np.int32)
+    launch(source, 1, 32, flag, np.int32(1), **settings)
+    assert flag.sum() == 30 and flag[0] == 1
+    with pytest.raises(ptxsim.Deadlock, match="2 threads repeating a loop for ever"):
+        launch(source, 1, 32, np.zeros(32, np.int32), np.int32(0), **settings)
+
+
 # -- what goes wrong -----------------------------------------------------------------------------------
 def test_a_recursion_without_an_end():
     source = """
