@@ -1,81 +1,9 @@
-"""mbarrier objects: words of shared memory that count arrivals and transactions, phase after phase.
-
-PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier". To a kernel the 64 bits are opaque; here
-they are laid out as GPUs have them:
-
-    bit 63      parity of the current phase, which is the first that is not complete
-    bits 62-43  arrivals that this phase waits for, negated
-    bits 41-21  tx-count: transactions that it waits for, negated
-    bits 20-1   arrivals that later phases wait for, negated
-
-A token, the result of an arrival, is the word before it without the lower half: test_wait compares its phase,
-pending_count reads its arrivals.
-"""
-
-import dataclasses
+"""mbarrier objects in shared memory: arrivals, transactions, copies that arrive, and the lanes that wait."""
 
 import numpy as np
 
 from .bulk_copy import ROW, transfers
-
-MOST = (1 << 20) - 1  # of every count
-_PHASE, _PENDING, _TRANSACTIONS, _EXPECTED = 63, 43, 21, 1  # lowest bits of the fields
-
-
-@dataclasses.dataclass(slots=True)
-class State:
-    """What the word of an mbarrier says. `arrive` and `transfer` return whether they complete the phase."""
-
-    phase: int  # its parity
-    pending: int
-    transactions: int
-    expected: int
-
-    @classmethod
-    def of(cls, word):
-        word = int(word)
-        transactions = -(word >> _TRANSACTIONS) & 2 * MOST + 1
-        transactions -= (transactions > MOST) * (2 * MOST + 2)
-        return cls(word >> _PHASE, -(word >> _PENDING) & MOST, transactions, -(word >> _EXPECTED) & MOST)
-
-    def word(self):
-        return np.uint64(
-            self.phase << _PHASE
-            | (-self.pending & MOST) << _PENDING
-            | (-self.transactions & 2 * MOST + 1) << _TRANSACTIONS
-            | (-self.expected & MOST) << _EXPECTED
-        )
-
-    def arrive(self, count):
-        self.pending -= count
-        return self.settle()
-
-    def transfer(self, count):
-        """Transactions are complete."""
-        self.transactions -= count
-        return self.settle()
-
-    def settle(self):
-        if self.pending or self.transactions:
-            return False
-        self.phase ^= 1
-        self.pending = self.expected
-        return True
-
-    def lacking(self):
-        """What the phase waits for, in words."""
-        text = f"{self.pending} of {self.expected} arrivals"
-        return f"{text} and a tx-count of {self.transactions}" if self.transactions else text
-
-
-def pending_count(token):
-    """Arrivals that were pending before the one that gave a token."""
-    return (-(token >> np.uint64(_PENDING)) & np.uint64(MOST)).astype(np.uint32)
-
-
-def parity_of(token):
-    """The phase of a token: 0 or 1."""
-    return token >> np.uint64(_PHASE)
+from .mbarrier_word import MOST, State, parity_of, tokens
 
 
 def counts_of(x, m, count, least, ins):
@@ -133,7 +61,7 @@ class Mbarriers:
     def arrive(self, x, m, address, count, ins, transactions=None, drop=False, completes=True):
         """Arrivals, `count` for each lane; each lane's token. Before it arrives a lane lets the phase wait for
         `transactions`, and with `drop` takes itself out of later phases. `completes`: whether it may end a phase."""
-        tokens = np.zeros(x.n, np.uint64)
+        given = np.zeros(x.n, np.uint64)
         count = counts_of(x, m, count, 1, ins)
         if transactions is not None:
             transactions = counts_of(x, m, transactions, 0, ins)
@@ -145,8 +73,7 @@ class Mbarriers:
                 here, total = lanes[:now], int(counts[:now].sum())
                 if transactions is not None:
                     self.expect(x, state, int(transactions[here].sum()), here, at, ins)
-                pending = (-(state.pending - before[:now]) & MOST).astype(np.uint64)
-                tokens[here] = np.uint64(state.phase << _PHASE) | pending << np.uint64(_PENDING)
+                given[here] = tokens(state.phase, state.pending - before[:now])
                 state.expected -= total * drop
                 self.require(state.expected >= 0, x, here[-1], at, "fewer are expected than drop out", ins)
                 if self.arrivals(x, state, total, here, at, ins):
@@ -154,7 +81,7 @@ class Mbarriers:
                 lanes, counts = lanes[now:], counts[now:]
             self.words[at] = state.word()
         x.changes += 1
-        return tokens
+        return given
 
     def expect_transactions(self, x, m, address, count, ins):
         counts = counts_of(x, m, count, 0, ins)
@@ -217,7 +144,7 @@ class Mbarriers:
         complete = np.ones(x.n, bool)
         phase = np.broadcast_to(phase & phase.dtype.type(1), x.n)
         for at, lanes in found:
-            complete[lanes] = passed = phase[lanes] != int(self.words[at]) >> _PHASE
+            complete[lanes] = passed = phase[lanes] != parity_of(self.words[at])
             if self.chunk.observers and passed.any():
                 self.tell("passed", x, lanes[passed], at, ins)
         self.remember(x, found, complete, ins)

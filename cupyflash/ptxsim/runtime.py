@@ -6,7 +6,7 @@ import numpy as np
 
 _MODULES = (
     *("approximations", "exact", "fma", "integer", "numerics"),
-    *("atomics", "mbarrier", "memory", "printf"),
+    *("atomics", "mbarrier_word", "memory", "printf"),
     *("group", "tensor_core", "warp", "wmma"),
 )
 

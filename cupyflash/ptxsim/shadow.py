@@ -262,17 +262,8 @@ class Shadow:
         return [(register, DEFINED) for register in results(i)]
 
     def do_cp(self, i, types):
-        if "bulk" in i.modifiers:
-            for operand in i.operands:
-                self.use(operand, i, "the address" if isinstance(operand, Memory) else "the size")
-        elif "mbarrier" in i.modifiers:
-            self.use(i.operands[0], i, "the address")
-        elif any(isinstance(o, Memory) for o in i.operands):
-            target, source, *rest = i.operands
-            self.use(target, i, "the address")
-            self.use(source, i, "the address")
-            for operand in rest:
-                self.use(operand, i, "the size")
+        for operand in i.operands:
+            self.use(operand, i, "the address" if isinstance(operand, Memory) else "the size")
         return []
 
     # -- what lanes tell each other ------------------------------------------------------------------
