@@ -161,7 +161,7 @@ def test_a_second_call_of_the_same_kind_compiles_nothing(problem, other):
             cupyflash.attention(*map(on_gpu, each.inputs()), out=on_gpu(each.empty_out()), **each.options)
     codes = [code for code, _ in gpu.compiled]
     assert len(set(codes)) == len(codes)
-    # One for heads apart, and one for stacked heads with a band.
+    # One for heads apart, and one that tells the rows of stacked heads apart.
     assert len({"#define STACKED 1" in code for code in codes if "flash_fwd(" in code}) == sum(
         "flash_fwd(" in code for code in codes
     )

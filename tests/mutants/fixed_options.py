@@ -105,6 +105,7 @@ VARIANTS = [
         "flash_fwd.cu",
         "const bool counts = LENGTHS != PADDED || sequence.counts(first_query + row);",
         "const bool counts = true;",
+        about="seqlens_q=Lengths",
     ),
     Fault(
         "the first key of a window is left out",
@@ -131,6 +132,13 @@ VARIANTS = [
         "sequence.cuh",
         "return STACKED ? uint32_t(row) % uint32_t(rows_per_head) : row;",
         "return row;",
+        about="leading_q=(2, 6)",
+    ),
+    Fault(
+        "stacked heads have the operands of the first",
+        "sequence.cuh",
+        "return STACKED ? int(min(row, int64_t(num_rows - 1))) / rows_per_head : 0;",
+        "return 0;",
         about="leading_q=(2, 6)",
     ),
     Fault(

@@ -93,7 +93,10 @@ PROBLEMS = [
         "float32", (2,), (2,), (2,), 30, 40, causal=True, **RIGHT,
         variants=Variants(seqlens_q=Lengths("random"), seqlens_k=Lengths("random"), score_mod="squared"),
     ),
-    Problem("float16", (2, 6), (2, 2), (2, 2), 5, 70, causal=True, align="top-left"),  # stacked heads
+    Problem(  # stacked heads
+        "float16", (2, 6), (2, 2), (2, 2), 5, 70, causal=True, align="top-left",
+        variants=Variants(seqlens_q=Lengths("random"), attn_sink=SINK),
+    ),
 ]  # fmt: skip
 CASES = [
     *(ForwardCase(within_bounds, problem) for problem in PROBLEMS),
