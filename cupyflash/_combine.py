@@ -126,4 +126,5 @@ def _problem_of_rows(problem: Problem) -> Problem:
         operands=MappingProxyType({name: problem.operands[name] for name in kept if name in problem.operands}),
         layouts=MappingProxyType({name: problem.layouts[name] for name in kept if name in problem.layouts}),
         aux=MappingProxyType({}),
+        stacked_heads=1,
     )

@@ -235,7 +235,6 @@ def _launches(problem: Problem, device: Planner, q, k, v, out, lse, row_max) -> 
             device, array, layout, problem.batch_shape, rows, columns, is_result=is_result
         )
         (after if is_result else before).extend(copies)
-    rows, out_layout = problem, layouts["out"]  # of heads apart, as joined parts are stored
     problem, layouts = _stacking.stacked(problem, layouts, device.arch)
 
     arrays |= _variant.arrays(problem, device)
@@ -247,7 +246,7 @@ def _launches(problem: Problem, device: Planner, q, k, v, out, lse, row_max) -> 
     if problem.split_size is not None:
         parts = Parts.empty(problem, device, with_max=with_max)
         stored_lse, stored_max = parts.lse, parts.row_max
-        after.insert(0, _combine.join(rows, device, parts, arrays["out"], out_layout, lse, row_max))
+        after.insert(0, _combine.join(problem, device, parts, arrays["out"], layouts["out"], lse, row_max))
     config = _config.forward(problem, device.arch, return_max=with_max, num_parts=parts.count if parts else None)
     variant = _variant.params_dtype(problem, _launch.OPERAND, return_max=with_max, split=parts is not None)
     if problem.dtype in HALF_TYPES:
