@@ -172,6 +172,19 @@ def bmsk(position, length, clamp):
     return (ones << p.astype(np.uint64)).astype(np.uint32)
 
 
+def fns(mask, base, offset):
+    """Where the set bit number |offset| is, counted from bit `base` on, upwards or (offset < 0) downwards; with an
+    offset of 0 `base`, if that bit is set. All ones where there is none.
+    """
+    mask, base, offset = (a.astype(np.int64)[:, None] for a in (mask, base, offset))
+    places = np.arange(32)
+    set_ = (mask >> places & 1 != 0) & (base < 32)
+    up, down = set_ & (places >= base), set_ & (places <= base)
+    number = np.where(offset > 0, up.cumsum(1), down[:, ::-1].cumsum(1)[:, ::-1])
+    found = np.where(offset > 0, up, np.where(offset < 0, down, up & down)) & (number == np.maximum(abs(offset), 1))
+    return np.where(found.any(1), found.argmax(1), 2**32 - 1).astype(np.uint32)
+
+
 def shf(low, high, n, left, clamp):
     """Funnel shift of high:low."""
     amount = (np.minimum(n, 32) if clamp else n & np.uint32(31)).astype(np.uint64)

@@ -165,6 +165,7 @@ _TABLE = f"""
 75 | bfe | {_WORDS} |
 75 | bfind | {_WORDS} | shiftamt
 75 | bmsk | b32 | !clamp/wrap
+75 | fns | b32 |
 75 | and or xor not | pred {_BITS} |
 75 | cnot shl | {_BITS} |
 75 | shr | {_BITS} {_INT} |
@@ -392,7 +393,7 @@ _COUNTS = {
     (2,): "abs neg not cnot popc clz brev bfind rcp sqrt rsqrt ex2 lg2 sin cos tanh testp mov ld ldu st red cvta "
     "isspacep ldmatrix stmatrix movmatrix elect brx",
     (3,): "add sub mul mul24 div rem copysign and or xor shl shr bmsk set vote match redux",
-    (4,): "fma mad mad24 sad bfe shf prmt selp slct dp4a dp2a mma addc subc",
+    (4,): "fma mad mad24 sad bfe fns shf prmt selp slct dp4a dp2a mma addc subc",
     (5,): "bfi lop3 shfl madc",
     (2, 3): "cvt",
     (3, 4): "setp atom",

@@ -152,6 +152,11 @@ def bmsk(t, i, types):
     t.define(d, t.let(f"bmsk({t.use(a, 'u32')}, {t.use(b, 'u32')}, {'clamp' in i.modifiers})", "u4"), "u32")
 
 
+def fns(t, i, types):
+    d, mask, base, offset = i.operands
+    t.define(d, t.let(f"fns({t.use(mask, 'u32')}, {t.use(base, 'u32')}, {t.use(offset, 's32')})", "u4"), "u32")
+
+
 def shf(t, i, types):
     d, *abc = i.operands
     text = ", ".join(t.use(o, "u32") for o in abc)
@@ -331,6 +336,7 @@ INTEGER = {
     "bfe": bit_field,
     "bfi": bit_field,
     "bmsk": bmsk,
+    "fns": fns,
     "shf": shf,
     "prmt": prmt,
     "lop3": lop3,

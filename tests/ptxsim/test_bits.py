@@ -164,6 +164,26 @@ def counts():
         yield Instruction(f"bfind.shiftamt.{t}", f"{t} -> u32", highest(n, signed, True))
 
 
+def nth_set(mask, base, offset):
+    """The loop of the ISA's section on fns."""
+    place, step, left = base, 1 if offset > 0 else -1, abs(offset)
+    if offset == 0:
+        return base if base < 32 and mask >> base & 1 else 2**32 - 1
+    while 0 <= place < 32:
+        left -= mask >> place & 1
+        if left == 0:
+            return place
+        place += step
+    return 2**32 - 1
+
+
+def find():
+    """fns: set bits, counted from a base up or down."""
+    bases, offsets = [*range(0, 32, 3), 31], [*range(-33, 34)]
+    yield Instruction("fns.b32", "u32 u32 s32 -> u32", nth_set, values=(None, bases, offsets))
+    yield Instruction("c", "u32 u32 s32 -> u32", nth_set, c="__fns(a, b, c)", values=(None, bases, offsets))
+
+
 def masks():
     """bmsk: ones from a position on, as many as asked for; both clamped or both taken modulo 32."""
     two, given = "u32 u32 -> b32", (SHIFTS, SHIFTS)
@@ -189,7 +209,7 @@ def compiled():
     yield Instruction("c", "u32 -> u32", lambda a: int(f"{a:032b}"[::-1], 2), c="__brev(a)")
 
 
-GROUPS = (shifts, funnel, logic, fields, permutes, counts, masks, compiled)
+GROUPS = (shifts, funnel, logic, fields, permutes, counts, find, masks, compiled)
 TABLE = InstructionTable(instruction for group in GROUPS for instruction in group())
 
 

@@ -52,7 +52,6 @@ UNKNOWN = [
     "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r0, %r1}, [%r2];",
     "vadd.u32.u32.u32 %r0, %r1, %r2;",
     "vadd4.u32.u32.u32 %r0, %r1, %r2, %r3;",
-    "fns.b32 %r0, %r1, %r2, %r3;",
     "szext.wrap.u32 %r0, %r1, %r2;",
     "pmevent 3;",
     "alloca.u32 %r0, %r1, 16;",

@@ -2,7 +2,7 @@
 
 import operator
 
-from ..test_bits import extract, highest, insert, lop3, permute
+from ..test_bits import extract, highest, insert, lop3, nth_set, permute
 from .forms import INTEGERS, bits_of, form
 
 WORDS = ("u32", "s32", "u64", "s64")
@@ -100,6 +100,7 @@ def bits():
         yield form(f"bfe.{t}", f"{t} u32 u32 -> {t}", extract(n, signed), small=(1, 2))
         yield form(f"bfind.{t}", f"{t} -> u32", highest(n, signed, False))
         yield form(f"bfind.shiftamt.{t}", f"{t} -> u32", highest(n, signed, True))
+    yield form("fns.b32", "u32 u32 s32 -> b32", nth_set, small=(1, 2))
     yield form("bmsk.clamp.b32", "u32 u32 -> b32", lambda p, n: (1 << min(n, 32)) - 1 << min(p, 32), small=(0, 1))
     yield form("bmsk.wrap.b32", "u32 u32 -> b32", lambda p, n: (1 << (n & 31)) - 1 << (p & 31), small=(0, 1))
 
