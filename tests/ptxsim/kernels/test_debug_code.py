@@ -20,6 +20,7 @@ from .conftest import WAYS, Launcher, name_of
 TESTS = {
     "arg_max": test_reduction.test_arg_max,
     "bitonic": test_sort.test_bitonic,
+    "filter": test_cooperative_groups.test_filter,
     "groups": test_cooperative_groups.test_tiles_of_several_warps,
     "layer_norm": test_layer_norm.test_running_moments,
     "lock": partial(test_lock.test_locks_of_threads, kernel="of_threads"),
