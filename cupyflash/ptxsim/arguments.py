@@ -31,14 +31,17 @@ def _holds(parameter, value):
     return -(2 ** (8 * parameter.size - 1)) <= value < 2 ** (8 * parameter.size)
 
 
-def check_byte_order(name, value):
+def check_dtype(name, value):
+    """Raise for what is not bytes that a GPU could read."""
+    if value.dtype.hasobject:
+        raise TypeError(f"{name}: dtype {value.dtype} holds Python objects")
     if not value.dtype.isnative:
         raise TypeError(f"{name}: dtype {value.dtype} is not in this machine's byte order")
 
 
 def _bytes_of(number, value, parameter):
     if isinstance(value, np.ndarray | np.generic):
-        check_byte_order(f"args[{number}]", value)
+        check_dtype(f"args[{number}]", value)
     if isinstance(value, np.ndarray):
         if value.size == 1 and not _may_be_pointer(parameter):
             return value.tobytes()

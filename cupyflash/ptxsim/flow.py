@@ -130,7 +130,7 @@ def registers_of(operand):
 
 _NO_RESULT = {
     "st", "red", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier", "cp", "membar", "fence",
-    "nanosleep", "prefetch", "prefetchu", "stmatrix", "vprintf", "__assertfail", "applypriority", "griddepcontrol",
+    "nanosleep", "prefetch", "prefetchu", "stmatrix", "__assertfail", "applypriority", "griddepcontrol",
 }  # fmt: skip
 
 

@@ -63,9 +63,8 @@ class _Inliner:
         if frame.passed:  # there are calls left
             self.close(frame)
         for name in self.entered:
-            register = Register(len(self.result.registers), "%frame", "b32")
-            self.result.registers.append(register)
-            frame = Frame(self.module.functions[name], register, name in self.recursive, position=len(self.result.code))
+            own, here = self.register("%frame"), len(self.result.code)
+            frame = Frame(self.module.functions[name], own, name in self.recursive, position=here)
             self.copy(self.copy_of(frame.function, frame, {}, None))
             self.close(frame)
         return self.result
@@ -111,8 +110,7 @@ class _Inliner:
         code, call = self.result.code, call_of(instruction, operands)
         name = call.target.name if isinstance(call.target, Label) else None
         if name in BUILTIN:
-            builtin = dataclasses.replace(instruction, opcode=name, modifiers=(), operands=call.arguments, guard=guard)
-            code.append(builtin)
+            self.builtin(instruction, call, guard)
             return
         if name is None:
             names = candidates(copy.function, call_of(instruction, instruction.operands), self.module)
@@ -127,6 +125,24 @@ class _Inliner:
             passed = dict(zip(callee.parameters, call.passed, strict=True))
             self.copy(self.copy_of(callee, copy.frame, passed, after))
         self.result.labels[after] = len(code)
+
+    def builtin(self, instruction, call, guard):
+        """A call of what the simulator has itself: its result is a register, stored where the caller expects it."""
+        results = [self.register("%result") for _ in call.results]
+
+        def add(opcode, modifiers, *operands):
+            code = dataclasses.replace(instruction, opcode=opcode, modifiers=modifiers, operands=operands, guard=guard)
+            self.result.code.append(code)
+
+        add(call.target.name, (), *results, *call.arguments)
+        for variable, register in zip(call.results, results, strict=True):
+            add("st", ("param", "b32"), Memory(Address(variable, 0)), register)
+
+    def register(self, name):
+        """A further register of the kernel."""
+        register = Register(len(self.result.registers), name, "b32")
+        self.result.registers.append(register)
+        return register
 
     def behind(self, instruction, guard):
         """The label of what follows an instruction, to be defined there; lanes that a guard turns off branch to it."""

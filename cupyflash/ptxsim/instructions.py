@@ -8,7 +8,8 @@ _NOT_HERE = """
   `barrier.cluster`, `shared::cluster` other than for an `mbarrier` of the own block), `multimem`, `setmaxnreg`
 * `mma` of FP8, 6 and 4-bit floats, of sparse and scaled matrices, and Volta's `mma.m8n8k4` of float16
 * textures and surfaces (`tex`, `tld4`, `suld`, `sust`), `cvt` to and from 8, 6 and 4-bit floats, stochastic rounding
-* video instructions (`vadd` ...), `szext`, `alloca`, cache policies (`createpolicy`, `L2::cache_hint`), `discard`
+* video instructions (`vadd` ..., all but `vabsdiff2` and `vabsdiff4` of unsigned numbers), `szext`, `alloca`, cache
+  policies (`createpolicy`, `L2::cache_hint`), `discard`
 * calls of functions outside the module (but `printf` and `assert`), and of functions whose parameters are registers
 * special registers other than thread, block and grid indices, lane and warp numbers, lane masks, clocks and timers,
   those that hold the address of the driver's workspace (`%envreg1`, `%envreg2`: for `this_grid().sync()`), and

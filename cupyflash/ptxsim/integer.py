@@ -185,6 +185,24 @@ def fns(mask, base, offset):
     return np.where(found.any(1), found.argmax(1), 2**32 - 1).astype(np.uint32)
 
 
+def absolute_differences(a, b, count, total):
+    """|a - b| of `count` unsigned parts of each word, in their places; with a total, that and their sum."""
+    x, y = (np.ascontiguousarray(v).view(f"u{4 // count}").reshape(-1, count) for v in (a, b))
+    difference = np.where(x < y, y - x, x - y)
+    if total is None:
+        return difference.view(np.uint32).reshape(-1)
+    return total + difference.sum(-1, dtype=np.uint32)
+
+
+def in_halves(operation, a, b, kind, relu):
+    """An operation on both halves of each word, which are integers of this kind; with `relu` nothing is below 0."""
+    x, y = (np.ascontiguousarray(v).view(kind).reshape(-1, 2) for v in (a, b))
+    result = operation(x, y)
+    if relu:
+        result = np.maximum(result, 0)
+    return np.ascontiguousarray(result).view(np.uint32).reshape(-1)
+
+
 def shf(low, high, n, left, clamp):
     """Funnel shift of high:low."""
     amount = (np.minimum(n, 32) if clamp else n & np.uint32(31)).astype(np.uint64)

@@ -119,6 +119,7 @@ _INT8, _INT4 = (" ".join(f"s32.{a}{n}.{b}{n}.s32" for a in "su" for b in "su") f
 _TABLE = f"""
 75 | add sub | {_INT} |
 75 | add sub | s32 | !sat
+90 | add | u16x2 s16x2 |
 75 | add sub mul | f32 | {_RND} ftz sat
 75 | add sub mul | f64 | {_RND}
 75 | add sub mul | f16 f16x2 | rn ftz sat
@@ -150,6 +151,8 @@ _TABLE = f"""
 75 | abs neg | f32 f16 f16x2 | ftz
 80 | abs neg | bf16 bf16x2 |
 75 | min max | {_INT} f64 |
+90 | min max | u16x2 s16x2 |
+90 | min max | s32 s16x2 | !relu
 75 | min max | f32 | ftz
 80 | min max | f32 | ftz !NaN
 80 | min max | f16 f16x2 | ftz NaN
@@ -166,6 +169,7 @@ _TABLE = f"""
 75 | bfind | {_WORDS} | shiftamt
 75 | bmsk | b32 | !clamp/wrap
 75 | fns | b32 |
+75 | vabsdiff2 vabsdiff4 | u32.u32.u32 | add
 75 | and or xor not | pred {_BITS} |
 75 | cnot shl | {_BITS} |
 75 | shr | {_BITS} {_INT} |
@@ -300,7 +304,7 @@ _TABLE = f"""
 """
 
 TYPES = frozenset(
-    "pred b1 b8 b16 b32 b64 b128 u4 u8 u16 u32 u64 s4 s8 s16 s32 s64 f16 bf16 f16x2 bf16x2 tf32 f32 f64 "
+    "pred b1 b8 b16 b32 b64 b128 u4 u8 u16 u32 u64 s4 s8 s16 s32 s64 u16x2 s16x2 f16 bf16 f16x2 bf16x2 tf32 f32 f64 "
     "e4m3x2 e5m2x2".split()
 )
 
@@ -393,7 +397,7 @@ _COUNTS = {
     (2,): "abs neg not cnot popc clz brev bfind rcp sqrt rsqrt ex2 lg2 sin cos tanh testp mov ld ldu st red cvta "
     "isspacep ldmatrix stmatrix movmatrix elect brx",
     (3,): "add sub mul mul24 div rem copysign and or xor shl shr bmsk set vote match redux",
-    (4,): "fma mad mad24 sad bfe fns shf prmt selp slct dp4a dp2a mma addc subc",
+    (4,): "fma mad mad24 sad bfe fns vabsdiff2 vabsdiff4 shf prmt selp slct dp4a dp2a mma addc subc",
     (5,): "bfi lop3 shfl madc",
     (2, 3): "cvt",
     (3, 4): "setp atom",

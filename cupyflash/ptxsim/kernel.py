@@ -7,7 +7,7 @@ import numbers
 
 import numpy as np
 
-from .arguments import check_byte_order, packed
+from .arguments import check_dtype, packed
 from .cooperative import check_resident
 from .launch import Launch
 from .occupancy import most_threads
@@ -43,7 +43,7 @@ def device_memory(*arrays):
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise TypeError(f"device_memory: {type(array).__name__}, must be numpy.ndarray")
-        check_byte_order("device_memory", array)
+        check_dtype("device_memory", array)
     token = _mapped.set((*_mapped.get(), *arrays))
     try:
         yield

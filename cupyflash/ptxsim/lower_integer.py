@@ -11,7 +11,10 @@ _UFUNC = {
     "and": "np_bitwise_and",
     "or": "np_bitwise_or",
     "xor": "np_bitwise_xor",
+    "min": "np_minimum",
+    "max": "np_maximum",
 }
+_PAIRS = {"u16x2": "u2", "s16x2": "i2"}  # types of two integers in one word -> the dtype of each
 _UNSIGNED = {"s8": "u8", "s16": "u16", "s32": "u32", "s64": "u64"}
 
 
@@ -40,6 +43,31 @@ def wrapping(t, i, types):
         return
     plain = _UNSIGNED.get(type_, type_)
     t.define(d, call(t, _UFUNC[i.opcode], (a, b), plain), plain)
+
+
+def extreme(t, i, types):
+    """min and max; with .relu of two negative numbers 0."""
+    d, a, b = i.operands
+    (type_,) = types
+    value = call(t, _UFUNC[i.opcode], (a, b), type_)
+    if "relu" in i.modifiers:
+        value = t.let(f"np_maximum({value}, 0)", seen(type_))
+    t.define(d, value, type_)
+
+
+def or_in_halves(lower):
+    """`lower`, and of types of two integers the same of each."""
+
+    def either(t, i, types):
+        if types[0] not in _PAIRS:
+            lower(t, i, types)
+            return
+        d, a, b = i.operands
+        operands = f"{t.use(a, 'b32')}, {t.use(b, 'b32')}"
+        text = f"in_halves({_UFUNC[i.opcode]}, {operands}, '{_PAIRS[types[0]]}', {'relu' in i.modifiers})"
+        t.define(d, t.let(text, "u4"), "b32")
+
+    return either
 
 
 def with_carry(t, i, types):
@@ -155,6 +183,14 @@ def bmsk(t, i, types):
 def fns(t, i, types):
     d, mask, base, offset = i.operands
     t.define(d, t.let(f"fns({t.use(mask, 'u32')}, {t.use(base, 'u32')}, {t.use(offset, 's32')})", "u4"), "u32")
+
+
+def absolute_differences(t, i, types):
+    """vabsdiff2 and vabsdiff4, of all parts: without .add the last operand has no part in it."""
+    d, a, b, c = i.operands
+    total = t.use(c, "u32") if "add" in i.modifiers else None
+    value = t.let(f"absolute_differences({t.use(a, 'u32')}, {t.use(b, 'u32')}, {i.opcode[-1]}, {total})", "u4")
+    t.define(d, value, "u32")
 
 
 def shf(t, i, types):
@@ -312,7 +348,8 @@ def _unpack(t, parts, whole, type_):
 
 
 INTEGER = {
-    **dict.fromkeys(("add", "sub", "and", "or", "xor"), wrapping),
+    "add": or_in_halves(wrapping),
+    **dict.fromkeys(("sub", "and", "or", "xor"), wrapping),
     **dict.fromkeys(("addc", "subc", "madc"), with_carry),
     "mul": mul,
     "mad": mad,
@@ -320,8 +357,7 @@ INTEGER = {
     "mad24": mul24,
     "div": same_type("div"),
     "rem": same_type("rem"),
-    "min": same_type("np_minimum"),
-    "max": same_type("np_maximum"),
+    **dict.fromkeys(("min", "max"), or_in_halves(extreme)),
     "abs": same_type("np_absolute"),
     "sad": same_type("sad"),
     "neg": negate,
@@ -337,6 +373,7 @@ INTEGER = {
     "bfi": bit_field,
     "bmsk": bmsk,
     "fns": fns,
+    **dict.fromkeys(("vabsdiff2", "vabsdiff4"), absolute_differences),
     "shf": shf,
     "prmt": prmt,
     "lop3": lop3,

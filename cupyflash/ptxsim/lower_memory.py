@@ -172,8 +172,9 @@ def fence(t, i, types):
 
 
 def vprintf(t, i, types):
-    format_, arguments = (t.use(o, "u32") for o in i.operands)
-    t.line(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})")
+    result, *operands = i.operands
+    format_, arguments = (t.use(o, "u32") for o in operands)
+    t.define(result, t.let(f"vprintf(x, {t.mask()}, {format_}, {arguments}, {t.site(i)})", "u4"), "b32")
 
 
 def assertfail(t, i, types):

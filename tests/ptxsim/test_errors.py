@@ -83,6 +83,15 @@ def test_values_in_a_foreign_byte_order():
         call((np.zeros(1, np.int32), np.zeros((), [("a", ">i4"), ("b", ">i4")])[()]), source=source)
 
 
+def test_python_objects_are_no_device_memory():
+    """A kernel would write numbers over pointers, and Python would follow them."""
+    for objects in (np.zeros(3, object), np.zeros(3, [("a", "f4"), ("b", object)])):
+        with pytest.raises(TypeError, match=r"args\[0\]: dtype .* holds Python objects"):
+            call((objects, np.float32(2), np.int32(3)))
+        with pytest.raises(TypeError, match=r"device_memory: .*objects"), ptxsim.device_memory(objects):
+            pass
+
+
 def test_unknown_globals_list_the_known_ones():
     source = """
     __device__ int counter = 40;

@@ -79,6 +79,56 @@ def special():
     yield Instruction("sad.s32", "s32 s32 s32 -> s32", lambda a, b, c: c + abs(a - b))
 
 
+def parts(word, count, signed):
+    """The parts of a word, low first."""
+    n = 32 // count
+    return [x - (1 << n) if signed and x >> n - 1 else x for x in (word >> n * k & (1 << n) - 1 for k in range(count))]
+
+
+def by_parts(function, count, signed=False):
+    """`function` of each part of two words."""
+
+    def formula(a, b):
+        n = 32 // count
+        both = zip(parts(a, count, signed), parts(b, count, signed), strict=True)
+        return sum((function(x, y) & (1 << n) - 1) << n * k for k, (x, y) in enumerate(both))
+
+    return formula
+
+
+def distance(a, b):
+    return abs(a - b)
+
+
+def differences():
+    """vabsdiff2 and vabsdiff4, which __vabsdiffu4 and __vsadu4 are made of."""
+    for count in (2, 4):
+        name, two, three = f"vabsdiff{count}.u32.u32.u32", "b32 b32 -> u32", "b32 b32 u32 -> u32"
+        asm = f"{name} %0, %1, %2, 12345;"
+        yield Instruction(name, two, by_parts(distance, count), asm=asm)
+
+        def total(a, b, c, count=count):
+            return c + sum(map(distance, parts(a, count, False), parts(b, count, False)))
+
+        yield Instruction(f"{name}.add", three, total)
+    yield Instruction("c", "b32 b32 -> b32", by_parts(lambda a, b: -(a > b), 4), c="__vcmpgtu4(a, b)")
+
+
+def pairs():
+    """Two integers in a word, and min and max that nothing below 0 leaves: what __viaddmax_s16x2_relu is made of."""
+    two, operations = "b32 b32 -> b32", {"add": int.__add__, "min": min, "max": max}
+    for name, operation in operations.items():
+        for t in ("u16x2", "s16x2"):
+            yield Instruction(f"{name}.{t}", two, by_parts(operation, 2, t[0] == "s"))
+        if name != "add":
+
+            def positive(a, b, f=operation):
+                return max(f(a, b), 0)
+
+            yield Instruction(f"{name}.relu.s32", "s32 s32 -> s32", positive)
+            yield Instruction(f"{name}.relu.s16x2", two, by_parts(positive, 2, True))
+
+
 def carrying():
     """A carry or borrow goes through the condition code from one instruction to the next."""
     four = "u32 u32 u32 u32 -> u32"
@@ -114,9 +164,15 @@ def compiled():
     yield Instruction("c", "u16 u16 -> u16", lambda a, b: a * b + 3, c="a * b + 3")
 
 
-TABLE = InstructionTable([*basic(), *widening(), *special(), *carrying(), *compiled()])
+TABLE = InstructionTable([*basic(), *widening(), *special(), *differences(), *carrying(), *compiled()])
+PAIRS = InstructionTable(pairs(), arch="sm_90")
 
 
 @pytest.mark.parametrize("instruction", TABLE, ids=str)
 def test_integer_arithmetic(instruction):
     TABLE.check(instruction)
+
+
+@pytest.mark.parametrize("instruction", PAIRS, ids=str)
+def test_pairs_of_integers(instruction):
+    PAIRS.check(instruction)

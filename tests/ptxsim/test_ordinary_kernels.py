@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from cupyflash import ptxsim
+
 from .launching import SCHEDULES, launch, poisoned, schedule_name
 
 every_schedule = pytest.mark.parametrize("settings", SCHEDULES, ids=schedule_name)
@@ -133,3 +135,29 @@ def test_printf(capfd):
     launch(source, 1, 32, x)
     lines = sorted(capfd.readouterr().out.splitlines())
     assert lines == sorted(f"thread {t} of block: {x[t]:.3f}    42|ff  |-5 z %" for t in (3, 19))
+
+
+@pytest.mark.parametrize("options", [(), ("-G",)], ids=["optimised", "debug"])
+def test_printf_as_c_has_it(options, capfd):
+    """Widths that are arguments, strings in any memory, hexadecimal floats; the result is how many arguments it had."""
+    source = r"""
+    extern "C" __global__ void talk(int* counts) {
+      char own[3] = {char('a' + threadIdx.x), 'b', 0};
+      __shared__ char shared[2];
+      shared[0] = 's', shared[1] = 0;
+      counts[threadIdx.x] = printf("%s %.1s %s %s|%*d|%-*d|%.*f|%a|%#o|%p|%p|%q\n", own, own, shared, (char*)0,
+                                   4, 7, 3, 8, 2, 1.256, -0.75, 8, (void*)0, (void*)255);
+      counts[threadIdx.x + 2] = printf("%d of %d\n", 1, threadIdx.x == 1 ? -2 : 2) + printf("%c%%\n", (char)-62);
+    }"""
+    counts = poisoned(4, np.int32)
+    ptxsim.RawKernel(source, "talk", options)((1,), (2,), (counts,))
+    said = sorted(capfd.readouterr().out.splitlines())
+    line = "{}b {} s (null)|   7|8  |1.26|-0x1.8p-1|010|(nil)|0xff|%q"
+    assert said == sorted([line.format(c, c) for c in "ab"] + ["1 of 2", "1 of -2", *2 * ["\u00c2%"]])
+    np.testing.assert_array_equal(counts, [14, 14, 3, 3])
+
+
+def test_printf_of_what_is_no_string():
+    source = """extern "C" __global__ void talk(const char* x) { printf("%s", x); }"""
+    with pytest.raises(ptxsim.MemoryFault, match="just past the end"):
+        launch(source, 1, 1, np.full(4, ord("x"), np.uint8))

@@ -3,6 +3,7 @@
 import operator
 
 from ..test_bits import extract, highest, insert, lop3, nth_set, permute
+from ..test_integer_arithmetic import by_parts, distance, parts
 from .forms import INTEGERS, bits_of, form
 
 WORDS = ("u32", "s32", "u64", "s64")
@@ -28,6 +29,16 @@ def arithmetic():
             yield form(f"mad.wide.{t}", f"{t} {t} {double} -> {double}", lambda a, b, c: a * b + c)
     yield form("add.sat.s32", "s32 s32 -> s32", lambda a, b: clamped(a + b, "s32"))
     yield form("sub.sat.s32", "s32 s32 -> s32", lambda a, b: clamped(a - b, "s32"))
+    for t in ("u16x2", "s16x2"):
+        for name, operation in (("add", operator.add), ("min", min), ("max", max)):
+            yield form(f"{name}.{t}", "b32 b32 -> b32", by_parts(operation, 2, t[0] == "s"))
+    for name, operation in (("min", min), ("max", max)):
+
+        def positive(a, b, f=operation):
+            return max(f(a, b), 0)
+
+        yield form(f"{name}.relu.s32", "s32 s32 -> s32", positive)
+        yield form(f"{name}.relu.s16x2", "b32 b32 -> b32", by_parts(positive, 2, True))
     for t in ("s16", "s32", "s64"):
         yield form(f"abs.{t}", f"{t} -> {t}", abs)
         yield form(f"neg.{t}", f"{t} -> {t}", operator.neg)
@@ -117,6 +128,15 @@ def words():
 
         yield form(f"shf.l.{mode}.b32", three, left, small=(2,))
         yield form(f"shf.r.{mode}.b32", three, right, small=(2,))
+    for count in (2, 4):
+        name = f"vabsdiff{count}.u32.u32.u32"
+        difference = by_parts(distance, count)
+        yield form(name, "u32 u32 u32 -> u32", lambda a, b, c, f=difference: f(a, b))
+
+        def total(a, b, c, count=count):
+            return c + sum(map(distance, parts(a, count, False), parts(b, count, False)))
+
+        yield form(f"{name}.add", "u32 u32 u32 -> u32", total)
     for mode in (None, "f4e", "b4e", "rc8", "ecl", "ecr", "rc16"):
         yield form("prmt.b32" + (f".{mode}" if mode else ""), "b32 b32 b32 -> b32", permute(mode), small=(2,))
     yield form("lop3.b32", "b32 b32 b32 u32 -> b32", lambda a, b, c, table: lop3(table)(a, b, c), constant=256)
