@@ -13,13 +13,14 @@ from cupyflash._arrays import FLOAT32, FLOAT64, LOG2_E, check_element_aligned, c
 from cupyflash._numerics import PLAIN, Numerics
 from cupyflash._user_functions import ARRAY_TYPES, PLACES, check_one_expression
 
-Align = Literal["bottom-right", "top-left"]
+Align = Literal["bottom-right", "top-left"] | int
 Window = tuple[int | None, int | None]
 
 #: What an expression may name beside the arrays of ``aux``.
 EXPRESSION_NAMES = ("score", *PLACES)
 SPLIT_STEP = 128
 DROPOUT_STEPS = 2**32  # a pair is dropped by comparing 32 random bits
+MAX_SHIFT = 2**31 - 1  # of the key that a query stands at, either way
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -65,37 +66,35 @@ def checked_window(
     *,
     with_alibi: bool = False,
     varying: tuple[str, str] | None = None,
-) -> tuple[Window, bool]:
-    """The window, and whether it is aligned to the last key; a side that no key is beyond is open.
+) -> tuple[Window, bool, int]:
+    """The window, whether it is aligned to the last key, and else its shift; a side that no key is beyond is open.
 
     ``varying`` says what gives each batch its own lengths, and what shift is then.
     """
-    if align is not None and not (isinstance(align, str) and align in ("bottom-right", "top-left")):
-        raise ValueError(f"align: {described(align)} is not one of 'bottom-right', 'top-left', None")
+    bottom_right, shift = _checked_align(align)
     left, right = _checked_sides(window_size)
     if causal:
         right = 0
     what = "a causal mask" if causal else "a window" if (left, right) != (None, None) else "ALiBi" if with_alibi else ""
     if what and align is None and (varying or seqlen_q != seqlen_k):
-        lengths, shift = varying or (f"seqlen_q {seqlen_q} and seqlen_k {seqlen_k}", str(seqlen_k - seqlen_q))
+        lengths, needed = varying or (f"seqlen_q {seqlen_q} and seqlen_k {seqlen_k}", str(seqlen_k - seqlen_q))
         meanings = {
             "a causal mask": ("sees keys j <= i + {}", "sees keys j <= i"),
             "a window": ("sees keys around i + {}", "sees keys around i"),
             "ALiBi": ("is at distance |i + {} - j| of key j", "is at distance |i - j|"),
         }
-        bottom_right, top_left = (meaning.format(shift) for meaning in meanings[what])
+        to_last, to_first = (meaning.format(needed) for meaning in meanings[what])
         raise ValueError(
-            f"align: {what} with {lengths} needs one of 'bottom-right' (query i {bottom_right}: the last query sees "
-            f"all, as in decoding) and 'top-left' (query i {top_left})"
+            f"align: {what} with {lengths} needs one of 'bottom-right' (query i {to_last}: the last query sees "
+            f"all, as in decoding) and 'top-left' (query i {to_first})"
         )
-    bottom_right = align == "bottom-right"
     # The furthest that a key is to the left and to the right of its query's place, in any batch.
-    furthest_left, furthest_right = (seqlen_k, seqlen_q) if bottom_right else (seqlen_q, seqlen_k)
+    furthest_left, furthest_right = (seqlen_k, seqlen_q) if bottom_right else (seqlen_q + shift, seqlen_k - shift)
     if left is not None and left >= max(furthest_left, 1):
         left = None
     if right is not None and right >= max(furthest_right, 1):
         right = None
-    return (left, right), bottom_right
+    return (left, right), bottom_right, shift
 
 
 def checked_dropout(dropout_p: Any, seed: Any) -> tuple[float, int]:
@@ -208,6 +207,20 @@ def check_broadcasts(name: str, shape: tuple[int, ...], target: tuple[int, ...])
         fits = False
     if not fits:
         raise ValueError(f"{name}: shape {shape} does not broadcast to {target}")
+
+
+def _checked_align(align: Any) -> tuple[bool, int]:
+    """Whether the last query is at the last key, and else at which key query 0 is."""
+    if align is None or (isinstance(align, str) and align in ("bottom-right", "top-left")):
+        return align == "bottom-right", 0
+    if isinstance(align, bool) or not isinstance(align, numbers.Integral):
+        raise ValueError(
+            f"align: {described(align)} is not one of 'bottom-right', 'top-left', a whole number (the key that query 0 "
+            "is at) and None"
+        )
+    if abs(align) > MAX_SHIFT:
+        raise ValueError(f"align: {align} is not between {-MAX_SHIFT} and {MAX_SHIFT}")
+    return False, int(align)
 
 
 def _checked_sides(window_size: Any) -> Window:

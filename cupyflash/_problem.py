@@ -33,7 +33,8 @@ from cupyflash._shapes import Arrangement, arrangement_of, packed_arrangement_of
 class Problem(Arrangement):
     """One attention call.
 
-    ``window`` has (None, 0) for a causal mask; a side that no key is beyond is None. ``operands`` are the optional
+    ``window`` has (None, 0) for a causal mask; a side that no key is beyond is None. Query 0 is at key ``offset``, or,
+    where ``bottom_right``, the last query is at the last key. ``operands`` are the optional
     arrays that were given: mask, bias, alibi_slopes, attn_sink as they are, seqlens_q and seqlens_k as int32 arrays on
     the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
     of a mask and a bias. ``aux`` are the arrays that the expressions name. ``inputs`` are all arrays beside q, k and v,
@@ -45,6 +46,7 @@ class Problem(Arrangement):
     softmax_scale: float
     window: Window
     bottom_right: bool
+    offset: int
     softcap: float | None
     dropout_p: float
     seed: int
@@ -63,7 +65,7 @@ class Problem(Arrangement):
     @property
     def shift(self) -> int:
         """Query i is at key i + shift; with lengths, theirs take the place of seqlen_k - seqlen_q in each batch."""
-        return self.seqlen_k - self.seqlen_q if self.bottom_right else 0
+        return self.seqlen_k - self.seqlen_q if self.bottom_right else self.offset
 
     @property
     def causal(self) -> bool:
@@ -150,7 +152,7 @@ def _with_options(
         varying = "cu_seqlens_q and cu_seqlens_k that differ", "its number of keys - its number of queries"
     else:
         varying = None
-    window, bottom_right = checked_window(
+    window, bottom_right, offset = checked_window(
         causal, window_size, align, seqlen_q, seqlen_k, with_alibi=alibi_slopes is not None, varying=varying
     )
     operands = _given(mask=mask, bias=bias, alibi_slopes=alibi_slopes, attn_sink=attn_sink)
@@ -170,6 +172,7 @@ def _with_options(
         softmax_scale=softmax_scale,
         window=window,
         bottom_right=bottom_right,
+        offset=offset,
         softcap=softcap,
         dropout_p=dropout_p,
         seed=seed,

@@ -75,13 +75,18 @@ def pair_by_pair(problem: Problem) -> bool:
 
 
 def band(problem: Problem) -> dict[str, int]:
-    """Query i sees key j iff i + band_left <= j <= i + band_right; with lengths, they shift the band themselves."""
+    """Query i sees key j iff i + band_left <= j <= i + band_right; lengths shift the band, too, in the kernel."""
     left, right = problem.window
-    shift = 0 if _with_lengths(problem) else problem.shift
+    shift = _shift(problem)
     return {
         "band_left": max(-MAX_SEQLEN, shift - (left or 0)),
         "band_right": min(MAX_SEQLEN, shift + (right or 0)),
     }
+
+
+def _shift(problem: Problem) -> int:
+    """Of the diagonal, beside what each batch's lengths make of it in the kernel."""
+    return problem.offset if _with_lengths(problem) else problem.shift
 
 
 def arrays(problem: Problem, device: Any) -> dict[str, Any]:
@@ -177,7 +182,7 @@ def params(
         if name in operands:
             values[name] = {"operand": operands[name], "column_stride": problem.layouts[name].column_stride}
     if "alibi_slopes" in operands:
-        values |= {"alibi_slopes": operands["alibi_slopes"], "shift": problem.shift}
+        values |= {"alibi_slopes": operands["alibi_slopes"], "shift": _shift(problem)}
     if "dslope_rows" in operands:
         values["dslope_rows"] = operands["dslope_rows"]
     if "attn_sink" in operands:

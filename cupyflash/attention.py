@@ -64,7 +64,8 @@ def attention(
         dropout    w = w / (1 - dropout_p), or 0; lse is not changed
         result     out[i] = sum(w * v[j])
 
-    shift is 0 for ``align="top-left"`` and S - L for "bottom-right"; with lengths, each batch has its own L and S.
+    shift is 0 for ``align="top-left"``, S - L for "bottom-right", else ``align`` itself; with lengths, each batch has
+    its own L and S.
 
     Parameters
     ----------
@@ -84,8 +85,9 @@ def attention(
     window_size : (left, right), optional
         Query i sees the keys i + shift - left <= j <= i + shift + right only; None leaves a side open. With ``causal``
         right is 0, whatever is given: a larger one is cut to 0.
-    align : "bottom-right" or "top-left", optional
-        Needed with ``causal``, ``window_size`` or ``alibi_slopes`` where L != S or lengths are given.
+    align : "bottom-right", "top-left" or int, optional
+        Needed with ``causal``, ``window_size`` or ``alibi_slopes`` where L != S or lengths are given. A whole number is
+        the key that query 0 is at, any from -(2**31 - 1) to 2**31 - 1: for some queries and some keys of longer ones.
     mask : bool array, optional
         True = attend. Broadcasts to (..., L, S), any strides.
     bias : array, optional

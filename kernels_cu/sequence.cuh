@@ -40,8 +40,9 @@ struct Sequence {
         if (params.variant.bottom_right) shift = seqlen_k - seqlen_q;
         band_left = clamped(int64_t(band_left) + shift);
         band_right = clamped(int64_t(band_right) + shift);
-#elif defined(ALIBI)
-        shift = params.variant.shift;
+#endif
+#ifdef ALIBI
+        shift += params.variant.shift;
 #endif
         rows_per_head = params.seqlen_q;
         num_rows = STACKED ? stacked_heads(params) * rows_per_head : seqlen_q;

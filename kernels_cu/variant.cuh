@@ -129,7 +129,7 @@ struct VariantParams {
 #endif
 #ifdef ALIBI
     OperandOf<const Element<ALIBI>::Bits> alibi_slopes;
-    int shift;                                   // of the diagonal, where lengths do not tell
+    int shift;                                   // of the diagonal, beside what lengths tell
 #endif
 #if WITH_DSLOPE
     OperandOf<Compute> dslope_rows;              // one value per query: -sum_j dS_ij |i + shift - j|

@@ -123,6 +123,20 @@ def test_causal_shift(align, shift):
     assert problem.causal and problem.causal_shift == shift
 
 
+@pytest.mark.parametrize(
+    ("align", "window_size", "window"),
+    [
+        (-2, (1, 6), (1, 6)),  # key 4 is 6 to the right of where query 0 is
+        (-2, (2, 7), (None, None)),
+        (3, (6, 1), (6, 1)),  # key 0 is 6 to the left of where query 3 is
+        (3, (7, 2), (None, None)),
+        (100, (0, 0), (0, 0)),
+    ],
+)
+def test_a_side_that_no_key_is_beyond_is_open(align, window_size, window):
+    assert attention_problem(*qkv(), window_size=window_size, align=align).window == window
+
+
 def test_causal_needs_no_alignment_for_equal_lengths():
     assert attention_problem(*qkv((4, 8), (4, 8), (4, 6)), causal=np.True_).causal
 
@@ -240,6 +254,9 @@ def test_alignment():
     refuses(ValueError, "align: numpy.ndarray of shape", *qkv(), causal=True, align=np.array(["top-left", "top-left"]))
     message = r"seqlen_q 4 and seqlen_k 5.*'bottom-right' \(query i sees keys j <= i \+ 1.*'top-left' .*j <= i\)"
     refuses(ValueError, message, *qkv(), causal=True)
+    refuses(ValueError, "align: True is not one of", *qkv(), align=True)
+    refuses(ValueError, "align: 0.0 is not one of", *qkv(), align=0.0)
+    refuses(ValueError, "align: -2147483648 is not between -2147483647 and 2147483647", *qkv(), align=-(2**31))
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, np.float32("inf"), 10**400])

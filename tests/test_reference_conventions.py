@@ -284,3 +284,25 @@ def test_nothing_behind_a_mask_reaches_anything(name, bad, dtype):
     bias[~seen & (bias != -INF)] = bad
     assert_same(results(), clean)
     assert not clean[-1][~seen].any()
+
+
+@pytest.mark.parametrize("lengths", [{}, {"seqlens_q": np.array([2, 4]), "seqlens_k": np.array([5, 3])}])
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_whole_number_aligns_some_queries_and_keys_as_in_all_of_them(first, lengths):
+    """The key that query 0 is at: of queries from `first` on and keys from 2 on, it is first - 2."""
+    q, k, v = np.random.default_rng(first).standard_normal((3, 2, 2, 9, 4))
+    slopes = np.array([0.5, 0.25])
+    rows, keys = slice(first, first + 4), slice(2, 7)
+    seen = np.zeros((9, 9), bool)
+    seen[rows, keys] = True
+    options = {"window_size": (2, 1), "alibi_slopes": slopes}
+    if lengths:
+        beyond = {name: lengths[name][:, None] + start for name, start in (("seqlens_q", first), ("seqlens_k", 2))}
+        seen = seen & (np.arange(9) < beyond["seqlens_q"])[:, None, :, None]
+        seen = seen & (np.arange(9) < beyond["seqlens_k"])[:, None, None, :]
+    out, lse = reference.attention(q, k, v, return_lse=True, mask=seen, **options)
+    part = reference.attention(
+        q[..., rows, :], k[..., keys, :], v[..., keys, :], return_lse=True, align=first - 2, **options, **lengths
+    )
+    np.testing.assert_allclose(part[0], out[..., rows, :], rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(part[1], lse[..., rows], rtol=1e-14)

@@ -46,7 +46,7 @@ def _indices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 def _shift(problem: Problem) -> np.ndarray:
     """How far query 0 stands from key 0."""
     if not problem.bottom_right:
-        return np.zeros((), int)
+        return np.full((), problem.offset)
     return _lengths(problem, "seqlens_k", problem.seqlen_k) - _lengths(problem, "seqlens_q", problem.seqlen_q)
 
 
