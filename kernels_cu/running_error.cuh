@@ -80,11 +80,12 @@ __device__ inline RunningError operator*(RunningError a, RunningError b) {
     return RunningError::rounded(a.value * b.value,
                                  fabs(a.value) * b.error + fabs(b.value) * a.error + a.error * b.error);
 }
-// |a' / b' - a / b| <= (e_a + |a / b| e_b) / (|b| - e_b)
+// |a' / b' - a / b| <= (e_a + |a / b| e_b) / (|b| - e_b). Two roundings: for sm_100 and later NVRTC 13.5 multiplies
+// by the rounded reciprocal where a float is divided by a constant.
 __device__ inline RunningError operator/(RunningError a, RunningError b) {
     const double quotient = a.value / b.value, least = fabs(b.value) - b.error;
     const double moved = (a.error + fabs(quotient) * b.error) / least;
-    return RunningError::rounded(quotient, least > SMALLEST ? moved : infinity());
+    return RunningError::rounded(quotient, least > SMALLEST ? moved : infinity(), 2);
 }
 
 __device__ inline bool operator<(RunningError a, RunningError b) {

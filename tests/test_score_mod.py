@@ -222,6 +222,16 @@ def test_float32_arithmetic_is_within_the_running_error(expression, scores):
     assert value_error.max() < 1e-2 and derivative_error.max() < 1e-2
 
 
+def test_a_division_by_a_constant_may_be_a_product_with_its_reciprocal():
+    """So NVRTC 13.5 compiles it for sm_100 and later: up to 1.5 units of roundoff where a division has one."""
+    scores = np.linspace(1, 2, np.prod(PAIRS)).astype(np.float32).reshape(PAIRS)
+    problem = problem_of(score_mod="score / 1007.0f")
+    value, _, error, _ = evaluate_with_error(problem, scores, np.zeros(PAIRS))
+    product = (scores * np.float32(1 / 1007)).astype(float)
+    assert (abs(product - value) <= error).all()
+    assert (abs(product - value) > 2.0**-24 * abs(value)).any()
+
+
 def test_a_comparison_within_the_error_covers_both_ways():
     scores = np.broadcast_to(np.where(np.arange(33) % 2, 1e-8, 1.0), PAIRS)
     problem = problem_of(score_mod="score > 0 ? score + 1 : 0.25 * score")
