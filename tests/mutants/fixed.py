@@ -92,7 +92,7 @@ FORWARD = [
         "(chunk % CHUNKS_PER_LINE ^ row % 2)",
         about="no_more_work",
     ),
-    Fault("a copy is not part of its group", "tile.cuh", "cp_async_commit_group();", ""),
+    Fault("a copy is not part of its group", "tile.cuh", "        }\n        cp_async_commit_group();", "        }"),
     Fault(
         "the last columns are not stored", "tile.cuh", "chunk * CHUNK < head_dim)", "chunk * CHUNK + CHUNK < head_dim)"
     ),
