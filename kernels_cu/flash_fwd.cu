@@ -36,9 +36,6 @@ constexpr int PREFETCH_STEP = BLOCK_N < 4 * MMA_K ? BLOCK_N / MMA_K / 2 : 2;
 // up anew, from those of the values, which differ by the rows of a warp.
 constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N > HEAD_DIM_V;
 
-// What a score depends on may differ between stacked heads: each of a lane's rows then has a function of its own.
-constexpr int SCORE_FUNCTIONS = STACKED ? 2 * M_TILES : 1;
-
 static_assert(!STACKED || !(DROPOUT || BLOCK_MASK || LENGTHS == PACKED), "these do not tell stacked heads apart");
 static_assert(BLOCK_M == NUM_WARPS * M_TILES * MMA_M, "a warp owns whole 16-row tiles");
 static_assert(HEAD_DIM % MMA_K == 0 && HEAD_DIM_V % MMA_K == 0 && BLOCK_N % MMA_K == 0, "whole mma steps");
@@ -82,15 +79,19 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.num_rows - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == PACKED && num_queries <= 0) return;   // a tile that only the longest sequences have
+#if STACKED
     // For a row of the tile: what gives an operand's matrix for its head, and where its row of an operand begins.
     auto rows_at = [&](int row) {
         return [&, head = sequence.head(int64_t(first_query) + row)](const auto& operand) {
-            return rows(operand) + (STACKED ? head * operand.batch_stride[params.batch.ndim - 1] : 0);
+            return rows(operand) + head * operand.batch_stride[params.batch.ndim - 1];
         };
     };
     auto row_at = [&](const auto& operand, int row) {
         return rows_at(row)(operand) + (sequence.first_query + sequence.query(first_query + row)) * operand.row_stride;
     };
+#else
+    auto rows_at = [&](int) { return rows; };
+#endif
     const int warp_row = warp * M_TILES * MMA_M;
     KeyTiles tiles = key_tiles(first_query, sequence);
     tiles.take_block_mask(params, rows, first_query);
@@ -101,14 +102,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
         value_tile, rows(params.value) + (sequence.first_key + tiles.begin * BLOCK_N) * params.value.row_stride,
         params.value.row_stride, params.head_dim_v, thread);
-    if constexpr (STACKED)
-        load_rows_async<NUM_THREADS>(query_tile, [&](int row) {
-            return row < num_queries && sequence.counts(first_query + row) ? row_at(params.query, row) : nullptr;
-        }, params.head_dim, thread);
-    else
+#if STACKED
+    load_rows_async<NUM_THREADS>(query_tile, [&](int row) {
+        return row < num_queries && sequence.counts(first_query + row) ? row_at(params.query, row) : nullptr;
+    }, params.head_dim, thread);
+#else
         TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
             query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
             params.query.row_stride, params.head_dim, thread).load_async(num_queries);
+#endif
     int keys_left = sequence.seqlen_k - tiles.begin * BLOCK_N;   // from the current tile on
     if (tiles.begin < tiles.end) key_loader.load_async(keys_left);
 
@@ -119,10 +121,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     float acc[M_TILES][DIM_TILES][4] = {};
     // A scale that is not positive would make a minimum of the maximum: the scores are multiplied by it beforehand.
     OnlineSoftmax<M_TILES> softmax(SCALE_POSITIVE && !PAIR_BY_PAIR ? params.scale_log2 : 1.0f);
-    ScoreFunction score_functions[SCORE_FUNCTIONS];
+#if STACKED
+    // What a score depends on may differ between stacked heads: each of a lane's rows has a function of its own.
+    ScoreFunction score_functions[2 * M_TILES];
 #pragma unroll
-    for (int n = 0; n < SCORE_FUNCTIONS; ++n)
+    for (int n = 0; n < 2 * M_TILES; ++n)
         score_functions[n] = ScoreFunction(params, sequence, rows_at(warp_row + n * 8 + lane / 4));
+#else
+    const ScoreFunction score_function(params, sequence, rows);
+#endif
     const Dropout dropout(params, rows);
     auto visit = [&](int tile, auto boundary) {
         float scores[M_TILES][N_TILES][4] = {};
@@ -138,7 +145,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         if constexpr (PAIR_BY_PAIR) {
             for_each_score(scores, first_query + warp_row, tile * BLOCK_N, lane,
                            [&](float& score, int m, int half, int column, int i, int j) {
-                const ScoreFunction& score_function = score_functions[(2 * m + half) % SCORE_FUNCTIONS];
+#if STACKED
+                const ScoreFunction& score_function = score_functions[2 * m + half];
+#endif
                 const int query = int(sequence.query(i));
                 const bool seen = query < sequence.seqlen_q && j < sequence.seqlen_k &&
                                   (!boundary.value || mask.visible(m, half, column)) && score_function.keeps(query, j);
@@ -247,12 +256,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         }
 #if !SPLIT
     __syncwarp();   // a warp stores only the rows that it wrote
-    if constexpr (STACKED)
-        store_rows<M_TILES * MMA_M>(out_tile, warp_row, [&](int row) { return row_at(params.out, row); }, num_rows,
-                                    params.head_dim_v, lane);
-    else
+#if STACKED
+    // One row at a time: matrices of one row, at any place.
+    for (int row = warp_row; row < min(warp_row + M_TILES * MMA_M, num_rows); ++row)
+        store_rows<1>(out_tile, row, row_at(params.out, row) - row * params.out.row_stride, params.out.row_stride,
+                      row + 1, params.head_dim_v, lane);
+#else
         store_rows<M_TILES * MMA_M>(out_tile, warp_row,
                                     rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride,
                                     params.out.row_stride, num_rows, params.head_dim_v, lane);
+#endif
 #endif
 }

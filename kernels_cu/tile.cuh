@@ -100,9 +100,10 @@ __device__ void load_rows_async(Tile tile, Source source, int head_dim, int thre
     cp_async_commit_group();
 }
 
-// Copies rows of a tile, `num_rows` of them, to target(row) in device memory; the 32 lanes of one warp.
-template <int ROWS, typename Tile, typename Target>
-__device__ void store_rows(Tile tile, int first_row, Target target, int num_rows, int head_dim, int lane) {
+// Copies rows of a tile, `num_rows` of them, to device memory; the 32 lanes of one warp.
+template <int ROWS, typename Tile>
+__device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t row_stride, int num_rows, int head_dim,
+                           int lane) {
     constexpr int ROW_STEP = WARP_SIZE / CHUNKS_PER_LINE;
 #pragma unroll
     for (int i = 0; i < ROWS; i += ROW_STEP)
@@ -111,12 +112,7 @@ __device__ void store_rows(Tile tile, int first_row, Target target, int num_rows
             const int row = first_row + i + lane / CHUNKS_PER_LINE;
             const int chunk = line * CHUNKS_PER_LINE + lane % CHUNKS_PER_LINE;
             if (row < num_rows && chunk * CHUNK < head_dim)
-                *reinterpret_cast<uint4*>(target(row) + chunk * CHUNK) = ld_shared_v4(tile.address(row, chunk));
+                *reinterpret_cast<uint4*>(matrix + row * row_stride + chunk * CHUNK) =
+                    ld_shared_v4(tile.address(row, chunk));
         }
-}
-
-template <int ROWS, typename Tile>
-__device__ void store_rows(Tile tile, int first_row, uint16_t* matrix, int64_t row_stride, int num_rows, int head_dim,
-                           int lane) {
-    store_rows<ROWS>(tile, first_row, [&](int row) { return matrix + row * row_stride; }, num_rows, head_dim, lane);
 }
