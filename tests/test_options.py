@@ -75,7 +75,7 @@ REFUSALS = [
     ({"window_size": (1.0, 2)}, TypeError, r"window_size: expected whole numbers or None .* not \(1\.0, 2\)"),
     ({"window_size": (True, 2)}, TypeError, r"window_size: expected whole numbers or None .* not \(True, 2\)"),
     ({"window_size": (np.True_, 2)}, TypeError, r"window_size: expected whole numbers or None"),
-    ({"align": "right"}, ValueError, "align: 'right' is not one of 'bottom-right', 'top-left', None"),
+    ({"align": "right"}, ValueError, "align: 'right' is not one of 'bottom-right', 'top-left', a whole number"),
     ({"window_size": (1, None)}, ValueError, r"align: a window with seqlen_q 5 and seqlen_k 7 needs .*around i \+ 2"),
     ({"causal": True}, ValueError, r"align: a causal mask with seqlen_q 5 and seqlen_k 7 needs .* i \+ 2.*'top-left'"),
     ({"alibi_slopes": zeros(4)}, ValueError, r"align: ALiBi with seqlen_q 5 and seqlen_k 7 needs .*\|i \+ 2 - j\|"),
