@@ -219,6 +219,7 @@ _TABLE = f"""
 100 | cvt | tf32.f32 | !rn/rz relu !satfinite
 75 | cvta | u32 u64 | to !global/{_SHARED}/local/const/param
 75 | isspacep | | !global/{_SHARED}/local/const/param
+90 | isspacep | | !shared::cluster
 75 | ld | {_STORED} | weak {_SPACE}/param/const {_VECTOR} ca/cg/cs/lu/cv
 75 | ld | {_STORED} | weak global {_VECTOR} {_L1} L2::64B/L2::128B
 80 | ld | {_STORED} | weak global {_VECTOR} {_L1} !L2::256B
@@ -435,7 +436,8 @@ def _complaint(instruction):
         named = named.passed
     if len(instruction.operands) not in _OPERANDS.get(instruction.opcode, (len(instruction.operands),)):
         return f"{instruction} with {len(instruction.operands)} operands"
-    if "shared::cluster" in instruction.modifiers and isinstance(instruction.operands[0], Register):
+    cluster = instruction.opcode == "mbarrier" and "shared::cluster" in instruction.modifiers
+    if cluster and isinstance(instruction.operands[0], Register):
         return f"{instruction} with a result"
     if instruction.opcode == "mov" and all(isinstance(o, tuple) for o in instruction.operands):
         return f"{instruction} from vector to vector"

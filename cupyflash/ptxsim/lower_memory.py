@@ -154,7 +154,8 @@ def isspacep(t, i, types):
     d, a = i.operands
     space = next(m for m in i.modifiers)
     address = t.use(a, "u64")
-    number = {"global": 0, "shared": 1, "shared::cta": 1, "local": 2, "param": 3, "const": 0}[space]
+    spaces = {"global": 0, "shared": 1, "shared::cta": 1, "shared::cluster": 1, "local": 2, "param": 3, "const": 0}
+    number = spaces[space]  # the cluster is the block itself
     answer = t.let(f"({address} >> WINDOW_SHIFT) == {number}", "?")
     if number == 0:
         size = t.constant(t.program.module.constant_memory.size, "u8")

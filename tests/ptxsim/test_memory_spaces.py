@@ -156,9 +156,10 @@ def test_generic_pointers_reach_the_space_they_came_from():
         assert out[t] == 2 * values[choice] + (choice == 1), t
 
 
-def test_spaces_of_pointers():
-    """isspacep tells the windows apart."""
-    spaces = ("global", "shared", "local", "const")
+@pytest.mark.parametrize("arch, shared", [("sm_80", "shared"), ("sm_90", "shared::cluster")])
+def test_spaces_of_pointers(arch, shared):
+    """isspacep tells the windows apart. A block is a cluster, for which libcu++ asks in code for debugging."""
+    spaces = ("global", shared, "local", "const")
     questions = "".join(
         f'asm("{{ .reg .pred p; isspacep.{space} p, %1; selp.s32 %0, 1, 0, p; }}" : "=r"(v) : "l"(pointers[k]));'
         f"out[k * 4 + {n}] = v;"
@@ -173,7 +174,7 @@ def test_spaces_of_pointers():
       for (int k = 0; k < 4; ++k) {{ {questions} }}
     }}"""
     out = poisoned((4, 4), np.int32)
-    launch(source, 1, 1, out, np.int32(1))
+    launch(source, 1, 1, out, np.int32(1), arch=arch)
     np.testing.assert_array_equal(out, np.eye(4))
 
 

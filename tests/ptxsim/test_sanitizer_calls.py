@@ -1,6 +1,7 @@
-"""Findings in inlined functions name the calls."""
+"""Findings in inlined functions name the calls; what the sanitizer knows of a kernel it knows through calls."""
 
 import numpy as np
+import pytest
 
 from cupyflash import ptxsim
 from tests.ptxsim import launching
@@ -46,3 +47,47 @@ def test_one_finding_for_each_call():
         ("kernel.cu:1", ("kernel.cu:3",)),
         ("kernel.cu:1", ("kernel.cu:4",)),
     ]
+
+
+FLAGS = r"""
+extern "C" __global__ void sum(unsigned long long* total) {  // the loop of the CUDA guide
+  unsigned long long old = *total, assumed;
+  do {
+    assumed = old;
+    old = atomicCAS(total, assumed, __double_as_longlong(threadIdx.x + __longlong_as_double(assumed)));
+  } while (assumed != old);
+}
+extern "C" __global__ void in_turn(int* out) {
+  __shared__ volatile int turn;
+  __shared__ int value;
+  if (threadIdx.x == 0) turn = 0, value = 0;
+  __syncthreads();
+  while (turn != threadIdx.x) __nanosleep(10);
+  __threadfence_block();
+  value = 2 * value + 1;
+  __threadfence_block();
+  turn = threadIdx.x + 1;
+  __syncthreads();
+  out[threadIdx.x] = value;
+}"""
+
+
+@pytest.mark.parametrize("options", [(), ("-G",)], ids=["optimised", "debug"])
+@pytest.mark.parametrize("schedule", ["lockstep", "random"])
+def test_flags_and_guesses(options, schedule):
+    """In code for debugging, __nanosleep and atomicCAS are calls, and what they are given goes through memory."""
+    total, out = np.zeros(1), np.zeros(7, np.int32)
+    module = ptxsim.RawModule(code=FLAGS, options=options)
+    with ptxsim.settings(schedule=schedule), ptxsim.sanitize() as report:
+        module.get_function("sum")((2,), (40,), (total,))
+        module.get_function("in_turn")((1,), (7,), (out,))
+    assert not report.findings
+    assert total[0] == 40 * 39
+    np.testing.assert_array_equal(out, 127)
+
+
+def test_a_flag_without_a_fence_in_code_for_debugging():
+    code = FLAGS.replace("__threadfence_block();", "")
+    with ptxsim.sanitize() as report:
+        ptxsim.RawModule(code=code, options=("-G",)).get_function("in_turn")((1,), (7,), (np.zeros(7, np.int32),))
+    assert "shared race" in {f.kind for f in report.findings}

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..flow import is_barrier, results
 from ..isa import types_of
-from ..syntax import Literal, Register
+from ..syntax import Address, Literal, Memory, Register, Variable
 from ..translate import SEEN
 
 PLAIN, VOLATILE, ATOMIC, COPY = range(4)
@@ -20,7 +20,7 @@ def kinds(program):
     found, waits = {}, []
     for block in program.blocks:
         loop = _waiting_loop(program.blocks, block)
-        changing = {r.index for b in loop for ins in b.code for r in results(ins)}
+        changing = _changing(loop)
         for ins in block.code:
             if ins in guesses:
                 found[ins] = ATOMIC
@@ -54,27 +54,54 @@ def _kind(ins, loop, changing):
 
 
 def _waiting_loop(blocks, block, most=3):
-    """The blocks of a short loop from a block to itself in which nothing is stored, or none."""
+    """The blocks of a short loop from a block to itself in which nothing is stored but what calls pass, or none.
+    Short: with so many branches; code for debugging jumps about between them."""
     paths = [[block]]
     while paths:
         path = paths.pop()
-        if any(ins.opcode in ("st", "atom", "red") for ins in path[-1].code) or is_barrier(path[-1].ending):
+        stores = any(ins.opcode in ("st", "atom", "red") and not _passed(ins) for ins in path[-1].code)
+        if stores or is_barrier(path[-1].ending):
             continue
         if block.index in path[-1].targets:
             return path
-        if len(path) < most:
-            paths += [[*path, blocks[target]] for target in path[-1].targets if target < len(blocks)]
+        if sum(len(b.targets) > 1 for b in path) < most:
+            ahead = set(path[-1].targets).difference(b.index for b in path)
+            paths += [[*path, blocks[target]] for target in ahead if target < len(blocks)]
     return []
 
 
+def _changing(loop):
+    """The registers that a loop writes, but for those that hold the address of a variable in every turn."""
+    fixed, changing = set(), set()
+    for ins in (ins for block in loop for ins in block.code):
+        into = changing
+        if ins.opcode in ("mov", "cvt", "cvta"):
+            source = ins.operands[1]
+            if isinstance(source, Variable | Address) or (isinstance(source, Register) and source.index in fixed):
+                into = fixed
+        into |= {register.index for register in results(ins)}
+    return changing
+
+
+def _passed(ins):
+    """The variable of a call that an instruction stores to or loads from, or None."""
+    memory = next((o for o in ins.operands if isinstance(o, Memory)), None)
+    base = memory and memory.address.base
+    return base if isinstance(base, Variable) and base.space == "param" else None
+
+
 def _guesses(program):
-    """Loads whose value a compare-and-swap compares with: a wrong guess only costs it another turn."""
+    """Loads whose value a compare-and-swap compares with: a wrong guess only costs it another turn. In code for
+    debugging it gets there by calls."""
     written = {}
+    given = {}  # variable of a call -> the registers that are stored to it
     swaps = []
     for block in program.blocks:
         for ins in block.code:
             for register in results(ins):
                 written.setdefault(register.index, []).append(ins)
+            if ins.opcode == "st" and _passed(ins):
+                given.setdefault(_passed(ins), []).append(ins.operands[1])
             if ins.opcode == "atom" and "cas" in ins.modifiers:
                 swaps.append(ins.operands[2])
     found, seen = set(), set()
@@ -87,6 +114,7 @@ def _guesses(program):
         for ins in written.get(register.index, []):
             if ins.opcode in ("ld", "ldu"):
                 found.add(ins)
+                waiting += [operand for operand in given.get(_passed(ins), ()) if isinstance(operand, Register)]
             elif ins.opcode == "mov":
                 waiting += [operand for operand in ins.operands[1:] if isinstance(operand, Register)]
     return found
