@@ -86,15 +86,12 @@ class Barriers:
         self.somebody = bool((self.waiting >= 0).any())
 
     def warps_waiting(self, waiting, alive):
-        """Warps of each block that wait: an aligned barrier, with all of their lanes that have not exited."""
+        """Warps of each block that wait with all of their lanes that have not exited: an aligned barrier needs them
+        together, any other may be reached by several ways, and the first lanes there wait for the last (PTX ISA,
+        barrier)."""
         shape = (waiting.shape[0], -1, WARP)
-        some = waiting.reshape(shape).any(2)
-        missing = (alive & ~waiting).reshape(shape).any(2) & some
-        for block, warp in np.argwhere(missing):
-            first = block * self.chunk.pitch + warp * WARP
-            lane = first + int(np.argmax(waiting[block, warp * WARP :]))
-            some[block, warp] = not is_aligned(self.chunk.launch.program.blocks[self.chunk.pc[lane] - 1].ending)
-        return some.sum(1)
+        missing = (alive & ~waiting).reshape(shape).any(2)
+        return (waiting.reshape(shape).any(2) & ~missing).sum(1)
 
     def open(self, lanes):
         """Release lanes; those at bar.red get the reduction of the predicates of all of them."""

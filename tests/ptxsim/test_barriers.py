@@ -159,6 +159,29 @@ def test_two_groups_with_a_barrier_each(settings):
 
 
 @every_schedule
+def test_lanes_of_a_warp_reach_a_counted_barrier_by_two_ways(settings):
+    """A warp has arrived when all of its lanes have: those that come first wait for the others."""
+    source = """
+    extern "C" __global__ void ways(int* out) {
+      __shared__ int sum;
+      int t = threadIdx.x;
+      if (t == 0) sum = 0;
+      __syncthreads();
+      if (t & 1) {
+        atomicAdd(&sum, 1);
+        asm volatile("barrier.sync 2, 64;" ::: "memory");
+      } else {
+        atomicAdd(&sum, 100);
+        asm volatile("barrier.sync 2, 64;" ::: "memory");
+      }
+      out[t] = sum;
+    }"""
+    out = poisoned(64, np.int32)
+    launch(source, 1, 64, out, **settings)
+    np.testing.assert_array_equal(out, 3232)
+
+
+@every_schedule
 def test_exited_threads_are_not_waited_for(settings):
     """A whole warp and some lanes of another leave before the barriers."""
     source = """
