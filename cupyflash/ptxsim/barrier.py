@@ -18,7 +18,8 @@ class Barriers:
         self.waiting = np.full(chunk.n, -1, np.int32)  # the barrier that a lane waits at
         self.count = np.zeros(chunk.n, np.int64)  # threads it expects, 0 for all
         self.value = np.zeros(chunk.n, bool)  # a lane's predicate at bar.red
-        self.arrived = {}  # (block, barrier) -> threads that have passed bar.arrive
+        self.arrived = {}  # (block, barrier) -> threads of warps that have passed bar.arrive
+        self.arriving = {}  # (block, barrier) -> the lanes that have passed it, of warps that have not wholly
         self.somebody = False
 
     def arrive(self, x, block, number, count, value):
@@ -39,9 +40,8 @@ class Barriers:
         if "arrive" in modifiers:
             for observer in chunk.observers:
                 observer.arrive(lanes, numbers, chunk)
-            for warp_lane in lanes[np.unique(lanes // WARP, return_index=True)[1]]:
-                key = (int(warp_lane) // chunk.pitch, int(numbers[np.searchsorted(lanes, warp_lane)]))
-                self.arrived[key] = self.arrived.get(key, 0) + WARP
+            for key in np.unique(np.stack([lanes // chunk.pitch, numbers], 1), axis=0).tolist():
+                self.pass_by(*key, lanes[(lanes // chunk.pitch == key[0]) & (numbers == key[1])])
         else:
             self.somebody = True
             self.waiting[lanes] = numbers.astype(np.int32)
@@ -50,6 +50,18 @@ class Barriers:
         for each in np.unique(numbers):
             self.release(int(each))
         return False
+
+    def pass_by(self, block, number, lanes):
+        """Lanes of a block at bar.arrive: a warp counts when all of its lanes that have not exited have been there."""
+        chunk, key = self.chunk, (block, number)
+        passed = self.arriving.pop(key, np.zeros((chunk.pitch // WARP, WARP), bool))
+        passed.reshape(-1)[lanes - block * chunk.pitch] = True
+        alive = (chunk.pc[block * chunk.pitch : (block + 1) * chunk.pitch] != chunk.exit).reshape(passed.shape)
+        whole = passed.any(1) & ~(alive & ~passed).any(1)
+        self.arrived[key] = self.arrived.get(key, 0) + WARP * int(whole.sum())
+        passed[whole] = False
+        if passed.any():
+            self.arriving[key] = passed
 
     def whole_blocks(self, lanes):
         """Whether these are all the threads left in their blocks."""

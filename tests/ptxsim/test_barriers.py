@@ -182,6 +182,31 @@ def test_lanes_of_a_warp_reach_a_counted_barrier_by_two_ways(settings):
 
 
 @every_schedule
+def test_lanes_of_a_warp_pass_a_barrier_by_two_ways(settings):
+    """One warp arrives and goes on: not before both halves of it have arrived."""
+    source = """
+    extern "C" __global__ void ways(int* out) {
+      __shared__ int sum;
+      int t = threadIdx.x;
+      if (t == 0) sum = 0;
+      __syncthreads();
+      if (t >= 32) {
+        asm volatile("barrier.sync 2, 96;" ::: "memory");
+        out[t - 32] = sum;
+      } else if (t & 1) {
+        atomicAdd(&sum, 1);
+        asm volatile("barrier.arrive 2, 96;" ::: "memory");
+      } else {
+        atomicAdd(&sum, 100);
+        asm volatile("barrier.arrive 2, 96;" ::: "memory");
+      }
+    }"""
+    out = poisoned(64, np.int32)
+    launch(source, 1, 96, out, **settings)
+    np.testing.assert_array_equal(out, 1616)
+
+
+@every_schedule
 def test_exited_threads_are_not_waited_for(settings):
     """A whole warp and some lanes of another leave before the barriers."""
     source = """
