@@ -1,0 +1,168 @@
+"""The grid of chunks of a call: which chunks of keys a chunk of queries meets, and with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from dask import array as da
+
+from cupyflash._lengths import per_batch
+from cupyflash._problem import OPTIONS, Problem
+from cupyflash.distributed._operands import (
+    KEY_HEADS,
+    KEYS,
+    QUERIES,
+    Dim,
+    Operand,
+    Span,
+    as_dask,
+    check_same_kind,
+    in_common_chunks,
+)
+
+_POSITIONS = "counts positions from the start of an array, which chunks do not know"
+_NOT_ON_CHUNKS = {
+    **dict.fromkeys(("dropout_p", "seed", "score_mod", "mask_mod", "aux"), _POSITIONS),
+    "return_max": "is not joined over chunks",
+    "out": "Dask arrays are not written to",
+}
+_ARRAYS = ("mask", "bias", "alibi_slopes", "attn_sink")
+_LENGTHS = ("seqlens_q", "seqlens_k")
+Place = Mapping[Dim, int]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    for name, why in _NOT_ON_CHUNKS.items():
+        value = options.get(name)
+        if value is not None and value is not OPTIONS[name] and value != OPTIONS[name]:
+            raise NotImplementedError(f"{name}: {why}; leave it out for dask arrays")
+
+
+def dask_arrays(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, da.Array]:
+    """Those of ``inputs``, and what ``options`` has of arrays that may be in chunks."""
+    arrays = {name: as_dask(name, array, required=True) for name, array in inputs.items()}
+    arrays |= {name: as_dask(name, options[name], required=False) for name in _ARRAYS if options.get(name) is not None}
+    check_same_kind(arrays)
+    return arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A call on chunks. ``spans`` has for each dimension of the scores where its chunks start and stop."""
+
+    problem: Problem
+    operands: Mapping[str, Operand]
+    spans: Mapping[Dim, list[Span]]
+
+    @classmethod
+    def of(cls, problem: Problem, arrays: Mapping[str, da.Array]) -> Grid:
+        return cls(problem, *in_common_chunks(arrays, problem, _cuts_between_shifts(problem)))
+
+    @property
+    def leading_dims(self) -> tuple[Dim, ...]:
+        return tuple(range(-len(self.problem.leading_shape), 0))
+
+    def rows(self) -> Iterator[Place]:
+        """The places of chunks of queries, in order."""
+        dims = (*self.leading_dims, QUERIES)
+        for numbers in product(*(range(len(self.spans[dim])) for dim in dims)):
+            place = dict(zip(dims, numbers, strict=True))
+            if self.problem.grouped_heads:
+                first = self.spans[-1][place[-1]][0] // self.problem.grouped_heads[1]
+                place[KEY_HEADS] = next(n for n, span in enumerate(self.spans[KEY_HEADS]) if first < span[1])
+            yield place
+
+    def seen_from(self, row: Place) -> list[Place]:
+        """The chunks of keys, in order, of which a query of the row may see a key."""
+        places = ({**row, KEYS: number} for number in range(len(self.spans[KEYS])))
+        return [place for place in places if self._sees(place)]
+
+    def sizes(self, row: Place) -> tuple[int, ...]:
+        """Shape of the row's lse."""
+        spans = (self.spans[dim][row[dim]] for dim in (*self.leading_dims, QUERIES))
+        return tuple(stop - start for start, stop in spans)
+
+    def options(self, place: Place) -> dict[str, Any]:
+        """Those of the call on the chunks of a place, but for arrays that are in chunks themselves."""
+        problem = self.problem
+        options = {
+            name: getattr(problem, name) for name in ("softmax_scale", "softcap", "split_size", "numerics")
+        } | self.lengths(place)
+        if _aligned(problem):
+            (first_query, _), (first_key, _) = self._pair(place)
+            shift = self._shifts(place).reshape(-1)[:1].sum()  # one for all of the place's batches, if any
+            options |= {"window_size": problem.window, "align": int(shift) + first_query - first_key}
+        return options
+
+    def lengths(self, place: Place) -> dict[str, np.ndarray]:
+        """How many queries and, where the place is a pair, keys of its chunks there are in each batch."""
+        dims = {"seqlens_q": QUERIES, "seqlens_k": KEYS}
+        lengths = {}
+        for name in _LENGTHS:
+            if name in self.problem.operands and dims[name] in place:
+                start, stop = self.spans[dims[name]][place[dims[name]]]
+                lengths[name] = np.clip(self._of_batches(self._length(name), place) - start, 0, stop - start)
+        return lengths
+
+    def _sees(self, place: Place) -> bool:
+        """Whether the band and the lengths leave a pair: in a rectangle of pairs, j - i takes all values between."""
+        (first_query, end_query), (first_key, end_key) = self._pair(place)
+        end_query = np.minimum(end_query, self._of_batches(self._length("seqlens_q"), place))
+        end_key = np.minimum(end_key, self._of_batches(self._length("seqlens_k"), place))
+        seen = (first_query < end_query) & (first_key < end_key)
+        left, right = self.problem.window
+        if left is not None:
+            seen &= end_key - 1 - first_query >= self._shifts(place) - left
+        if right is not None:
+            seen &= first_key - (end_query - 1) <= self._shifts(place) + right
+        return bool(seen.any())
+
+    def _pair(self, place: Place) -> tuple[Span, Span]:
+        return self.spans[QUERIES][place[QUERIES]], self.spans[KEYS][place[KEYS]]
+
+    def _shifts(self, place: Place) -> np.ndarray:
+        return self._of_batches(_shifts(self.problem), place)
+
+    def _length(self, name: str) -> np.ndarray:
+        return _lengths(self.problem, name)
+
+    def _of_batches(self, values: np.ndarray, place: Place) -> np.ndarray:
+        """Of one value for each batch, those of the place."""
+        dims = self.leading_dims[: values.ndim]
+        return values[tuple(slice(*self.spans[dim][place[dim]]) for dim in dims)]
+
+
+def _aligned(problem: Problem) -> bool:
+    """Whether anything depends on which key a query stands at."""
+    return problem.window != (None, None) or "alibi_slopes" in problem.operands
+
+
+def _lengths(problem: Problem, name: str) -> np.ndarray:
+    """Of each batch, as int64."""
+    default = problem.seqlen_q if name == "seqlens_q" else problem.seqlen_k
+    lengths = np.asarray(problem.operands.get(name, default), np.int64)
+    return np.broadcast_to(lengths, per_batch(problem.leading_shape))
+
+
+def _shifts(problem: Problem) -> np.ndarray:
+    """Of each batch: its query i is at key i + shift."""
+    if problem.bottom_right:
+        return _lengths(problem, "seqlens_k") - _lengths(problem, "seqlens_q")
+    return np.full(per_batch(problem.leading_shape), problem.offset)
+
+
+def _cuts_between_shifts(problem: Problem) -> dict[Dim, set[int]]:
+    """Where to cut batches so that all in one chunk have one shift."""
+    if not _aligned(problem):
+        return {}
+    shifts = _shifts(problem)
+    cuts: dict[Dim, set[int]] = {}
+    for axis in range(shifts.ndim):
+        others = tuple(n for n in range(shifts.ndim) if n != axis)
+        changes = np.diff(shifts, axis=axis).any(axis=others)
+        cuts[axis - len(problem.leading_shape)] = {int(n) + 1 for n in np.flatnonzero(changes)}
+    return cuts
