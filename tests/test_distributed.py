@@ -1,6 +1,8 @@
 """Attention over Dask arrays: any chunks, any order of tasks."""
 
 import math
+from importlib import import_module
+from unittest import mock
 
 import dask
 import numpy as np
@@ -9,9 +11,10 @@ from dask import array as da
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyflash import Gradients, bounds, distributed, reference, testing
+from cupyflash import Gradients, bounds, distributed, merge, reference, testing
 from tests.test_problem import fake_cupy
 
+attention_module = import_module("cupyflash.distributed.attention")
 CUTS = st.sets(st.integers(4, 29), min_size=1, max_size=1)
 LENGTHS = {"seqlens_q": np.array([13, 20]), "seqlens_k": np.array([30, 9])}
 BOTTOM_RIGHT = {"causal": True, "align": "bottom-right"}
@@ -83,6 +86,29 @@ def test_bits_depend_on_the_chunks_alone():
         last = result.blocks[tuple(count - 1 for count in result.numblocks)]
         chunk = last.compute(scheduler="synchronous")  # without the tasks of others
         testing.assert_same_bits(chunk, right[tuple(slice(-size, None) for size in chunk.shape)])
+
+
+def test_what_other_processes_send_may_lie_anywhere():
+    """Half of a message's arrays of 2 bytes may be at odd addresses: here, all are, and so is what is made of them."""
+
+    def moved(array):
+        memory = np.empty(array.nbytes + 1, np.uint8)
+        place = memory[1:].view(array.dtype).reshape(array.shape)
+        place[...] = array
+        return place
+
+    (q, k, v, _), _ = drawn()
+    q, k, v = (in_chunks(x[:1, :2], {7, 13}) for x in (q, k, v))
+    out, lse = distributed.attention(q, k, v, return_lse=True, **BOTTOM_RIGHT)
+    q, k, v, moved_out, moved_lse = (x.map_blocks(moved, dtype=x.dtype) for x in (q, k, v, out, lse))
+    sent = (
+        *distributed.attention(q, k, v, return_lse=True, **BOTTOM_RIGHT),
+        *distributed.attention_backward(moved_out, q, k, v, moved_out, moved_lse, **BOTTOM_RIGHT),
+    )
+    with mock.patch.object(attention_module, "_merge", lambda outs, lses: tuple(map(moved, merge(outs, lses)))):
+        results = dask.compute(*sent, scheduler="synchronous")
+    for result, expected in zip(results, dask.compute(out, lse, scheduler="synchronous"), strict=False):
+        testing.assert_same_bits(result, expected)
 
 
 @pytest.mark.parametrize(

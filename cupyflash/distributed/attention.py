@@ -119,13 +119,19 @@ def pair_result(names: Sequence[str], options: Mapping[str, Any], *arrays: Any) 
 
 def arguments(names: Sequence[str], options: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
     """Of a call on chunks, with lengths where the chunks are."""
-    given = dict(zip(names, arrays, strict=True))
+    given = dict(zip(names, map(aligned, arrays), strict=True))
     lengths = {name: np.array(value, like=given["q"]) for name, value in options.items() if name.startswith("seqlens")}
     return {**given, **options, **lengths}
 
 
+def aligned(array: Any) -> Any:
+    """What comes from another process may lie anywhere in the message that brought it."""
+    return np.require(array, requirements=["ALIGNED"]) if isinstance(array, np.ndarray) else array
+
+
 def merged(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    return _merge(*zip(one, other, strict=True))
+    outs, lses = zip(one, other, strict=True)
+    return _merge(map(aligned, outs), map(aligned, lses))
 
 
 def _no_keys(shape: tuple[int, ...], lse_dtype: np.dtype, q: Any) -> tuple[Any, Any]:
