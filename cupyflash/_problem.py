@@ -135,6 +135,8 @@ def _with_options(
     softcap = checked_softcap(softcap, arrangement.dtype)
     dropout_p, seed = checked_dropout(dropout_p, seed)
     check_expression("score_mod", score_mod)
+    if isinstance(mask, BlockMask):
+        raise TypeError("mask: a BlockMask is given as mask_mod")
     block_mask = None
     if isinstance(mask_mod, BlockMask):
         block_mask, mask_mod = mask_mod, mask_mod.mask_mod

@@ -212,3 +212,9 @@ def test_a_mask_for_all_may_have_h_in_other_words_and_comments():
 def test_an_array_is_no_expression():
     with pytest.raises(TypeError, match=r"mask_mod: .* not numpy.ndarray of shape \(300, 300\), dtype bool$"):
         block_mask(np.ones((300, 300), bool), 300, 300)
+
+
+def test_a_block_mask_in_the_place_of_an_array():
+    q, k, v = inputs()
+    with pytest.raises(TypeError, match="^mask: a BlockMask is given as mask_mod$"):
+        attention(q, k, v, mask=block_mask("j <= i", LENGTH, LENGTH))

@@ -17,9 +17,13 @@ ARITHMETIC = "add and cvt cvta div fma mad max min mul neg not or rem selp setp 
 EVERYDAY = {*ARITHMETIC.split(), "bra", "call", "ld", "mov", "ret", "st"}
 HEAD = """# Kernels as people write them
 
-Made by `python -m tests.ptxsim.kernels`. Each family is a `.cu` file, and beside it is the test that holds it against
-NumPy: in lockstep and in a random order of warps, plain and under the sanitizer, which must find nothing; and with
-faults planted, which must show. Instructions are those of sm_90 that are not everyday arithmetic, loads and stores.
+Each family is a `.cu` file, and beside it is the test that holds it against NumPy, `test_<family>.py`: in lockstep and
+in a random order of warps, plain and under the sanitizer, which must find nothing; and with faults planted, which must
+show ([`conftest.py`](conftest.py) has the four ways to run). `python -m pytest tests/ptxsim/kernels/test_reduction.py`
+runs one family.
+
+`python -m tests.ptxsim.kernels` makes this table. Instructions are those of sm_90 that are not everyday arithmetic, loads
+and stores.
 
 | family | what it shows | kernels | instructions |
 |---|---|---|---|
