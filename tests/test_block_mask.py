@@ -216,5 +216,5 @@ def test_an_array_is_no_expression():
 
 def test_a_block_mask_in_the_place_of_an_array():
     q, k, v = inputs()
-    with pytest.raises(TypeError, match="^mask: a BlockMask is given as mask_mod$"):
+    with pytest.raises(TypeError, match=r"^mask: a BlockMask is given as mask_mod$"):
         attention(q, k, v, mask=block_mask("j <= i", LENGTH, LENGTH))

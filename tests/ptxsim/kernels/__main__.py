@@ -22,8 +22,8 @@ in a random order of warps, plain and under the sanitizer, which must find nothi
 show ([`conftest.py`](conftest.py) has the four ways to run). `python -m pytest tests/ptxsim/kernels/test_reduction.py`
 runs one family.
 
-`python -m tests.ptxsim.kernels` makes this table. Instructions are those of sm_90 that are not everyday arithmetic, loads
-and stores.
+`python -m tests.ptxsim.kernels` makes this table. Instructions are those of sm_90 that are not everyday arithmetic,
+loads and stores.
 
 | family | what it shows | kernels | instructions |
 |---|---|---|---|
