@@ -7,6 +7,7 @@ import numpy as np
 from .memory import zeros_at
 from .program import Program
 from .syntax import place
+from .templates import kernel_templates
 
 
 class LoadedModule:
@@ -79,4 +80,6 @@ class LoadedModule:
             return ""
         if not re.search(rf"\b{re.escape(name)}\b", self.raw.code):
             return ""
-        return f'; a C++ function needs extern "C" or name_expressions=({name!r},), a template such as {name}<float>'
+        if name in kernel_templates(self.raw.code):
+            return f"; a template needs its arguments: name_expressions=('{name}<float>',)"
+        return f'; a C++ function needs extern "C" or name_expressions=({name!r},)'

@@ -7,6 +7,11 @@ _MACHINE_CODE = {b"\x7fELF": "a cubin", b"\x50\xed\x55\xba": "a fatbin"}
 _TARGET = re.compile(r"^\s*\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 
 
+def is_ptx(text):
+    """Whether a text is PTX, by the directive that each such file has."""
+    return bool(_TARGET.search(text))
+
+
 def read_ptx(path):
     """The text of a PTX file. Raises OSError, and ValueError for a file of anything else."""
     data = Path(path).read_bytes()
@@ -14,7 +19,7 @@ def read_ptx(path):
         if data.startswith(magic):
             raise ValueError(f"path: {path!r} is {kind}: machine code does not run here, only PTX or CUDA C++ does")
     text = data.decode(errors="replace")
-    if not _TARGET.search(text):
+    if not is_ptx(text):
         raise ValueError(f"path: {path!r} is no PTX: it has no line with .target sm_")
     return text
 

@@ -6,7 +6,7 @@ from .compile import assembler_log, compile_module
 from .kernel import Kernel
 from .loaded import LoadedModule
 from .parse import parse
-from .ptx_file import check_target, read_ptx
+from .ptx_file import check_target, is_ptx, read_ptx
 from .settings import current
 
 
@@ -37,7 +37,8 @@ class RawModule:
     CompileError
         With NVRTC's log.
     ValueError
-        For a choice of CuPy's that is not possible here, with the reason, and for PTX that the architecture cannot run.
+        For a choice of CuPy's that is not possible here, with the reason, for PTX as `code`, and for PTX that the
+        architecture cannot run or that is none.
     TypeError
         Unless exactly one of `code` and `path` is given.
     """
@@ -67,6 +68,8 @@ class RawModule:
         name, text = ("code", code) if path is None else ("path", path)
         if not isinstance(text, str):
             raise TypeError(f"{name}: {type(text).__name__}, must be str")
+        if path is None and is_ptx(code):
+            raise ValueError("code: this is PTX: it runs from a file, path=")
         if not isinstance(options, tuple):
             raise TypeError(f"options: {type(options).__name__}, must be a tuple of str")
         self.code, self.file_path = code, path

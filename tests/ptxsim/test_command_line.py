@@ -314,6 +314,50 @@ def test_random_numbers_are_standard_normal_and_reproducible(folder):
     assert abs(draws[0].mean()) < 4 / 64 and abs(draws[0].std() - 1) < 4 / 64
 
 
+def test_a_file_of_ptx(folder, capsys):
+    """Profiled and checked like its source."""
+    run("ptx sources/transpose.cu --output transpose.ptx")
+    run(f"profile {LAUNCH} {ARGUMENTS} --json of_source.json")
+    launch = LAUNCH.replace("sources/transpose.cu", "transpose.ptx")
+    run(f"profile {launch} {ARGUMENTS} --json of_ptx.json --save 1=out.npy")
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy").T)
+    of_source, of_ptx = (
+        json.loads((folder / f"of_{name}.json").read_text())["transpose"] for name in ("source", "ptx")
+    )
+    assert of_ptx["opcodes"] == of_source["opcodes"]
+    run(f"sanitize {launch} {ARGUMENTS.replace('i32:64', 'i32:65')}", status=1)
+    assert "transpose.cu:4" in capsys.readouterr().out
+    (folder / "new.ptx").write_text((folder / "transpose.ptx").read_text().replace(".target sm_80", ".target sm_90"))
+    (folder / "none.ptx").write_text("")
+    for words, said in (
+        (f"profile {launch} {ARGUMENTS} --option -DPADDING=1", "--option -DPADDING=1: is for NVRTC, transpose.ptx is"),
+        (f"profile {launch} {ARGUMENTS} --kernel turn", "--kernel: no kernel 'turn' in this module; it has transpose"),
+        (f"profile new.ptx {launch.partition(' ')[2]}", "new.ptx: is PTX for sm_90, which sm_80 cannot run (--arch)"),
+        (f"profile none.ptx {launch.partition(' ')[2]}", "none.ptx: is no PTX: it has no line with .target sm_"),
+        ("ptx transpose.ptx", "transpose.ptx: is PTX already"),
+    ):
+        run(words, status=2)
+        assert capsys.readouterr().err.startswith(f"cupyflash.ptxsim: error: {said}")
+
+
+def test_kernels_by_their_names_in_the_source(folder, capsys):
+    """Neither extern "C" nor a template; among others, in a namespace."""
+    (folder / "names.cu").write_text("""
+    __global__ void first(int* x) { *x = 1; }
+    namespace inner { __global__ void second(int* x) { *x = 2; } }
+    template <typename T> __global__ void __launch_bounds__(32) third(T* x) { *x = 3; }
+    """)
+    for kernel, value in ("first", 1), ("inner::second", 2), ("third<int>", 3):
+        run(f"sanitize names.cu --kernel {kernel} --grid 1 --block 1 --arg out:i32:1 --save 0=x.npy")
+        assert np.load("x.npy") == value
+    (folder / "template.cu").write_text("template <int N> __global__ void fill(int* x) { *x = N; }")
+    run("sanitize names.cu --kernel third --grid 1 --block 1", status=2)
+    assert capsys.readouterr().err.endswith("; a template needs its arguments: --kernel 'third<float>'\n")
+    run("sanitize template.cu --grid 1 --block 1", status=2)
+    said = "--kernel: is needed, the file has no kernel but templates: name an instance, such as 'fill<float>'\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 BAD = [
     ("", "required: COMMAND"),
     ("count sources/transpose.cu", "invalid choice: 'count'"),

@@ -124,6 +124,18 @@ def test_unknown_kernel_names_list_the_known_ones():
         launch(FILL, 1, 32, *ARGUMENTS, name="fil")
 
 
+def test_functions_that_are_no_kernels_yet():
+    """What a function of C++ needs, and what a template does."""
+    loaded = ptxsim.RawModule(
+        code="""__global__ void fill(int* x) { *x = 1; }
+    template <typename T> __global__ void copy(T* x, const T* y) { *x = *y; }"""
+    )
+    with pytest.raises(ValueError, match=r"""; a C\+\+ function needs extern "C" or name_expressions=\('fill',\)$"""):
+        loaded.get_function("fill")
+    with pytest.raises(ValueError, match=r"; a template needs its arguments: name_expressions=\('copy<float>',\)$"):
+        loaded.get_function("copy")
+
+
 @pytest.mark.parametrize(
     "grid, block",
     [

@@ -97,6 +97,11 @@ def test_files_of_anything_else(content, reason, tmp_path):
         load(tmp_path, content)
 
 
+def test_ptx_as_source(ptx):
+    with pytest.raises(ValueError, match="code: this is PTX: it runs from a file, path="):
+        ptxsim.RawModule(code=ptx)
+
+
 def test_what_a_file_has_not(tmp_path, ptx):
     module = load(tmp_path, ptx)
     with pytest.raises(ValueError, match=r"module: loaded from '.*module.ptx', but NVRTC assembles CUDA C\+\+ only"):

@@ -1,1 +1,1 @@
-"""The command line of the simulator: one kernel of a .cu file, profiled or checked."""
+"""The command line of the simulator: one kernel of a file, profiled or checked."""

@@ -1,14 +1,13 @@
-"""``profile``, ``sanitize`` and ``ptx``: one launch of a kernel in a .cu file, and what is said of it."""
+"""``profile``, ``sanitize`` and ``ptx``: one launch of a kernel in a file, and what is said of it."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +18,7 @@ from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
 from cupyflash._cli.progress import progress_bar
 from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse
+from cupyflash.ptxsim._cli.module import Source
 from cupyflash.ptxsim.profile.page import page
 from cupyflash.ptxsim.sanitizer.fresh import unwritten
 from cupyflash.ptxsim.settings import ARCHITECTURES, SCHEDULES
@@ -67,7 +67,7 @@ def _launching(subparsers, name: str, summary: str, status: str) -> argparse.Arg
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_source(parser)
-    parser.add_argument("--kernel", metavar="NAME", help="default: the only one in the file; a template as name<float>")
+    parser.add_argument("--kernel", metavar="NAME", help="default: the file's only one; a template as 'name<float>'")
     parser.add_argument("--grid", type=_extent, required=True, metavar="X[,Y[,Z]]", help="blocks")
     parser.add_argument("--block", type=_extent, required=True, metavar="X[,Y[,Z]]", help="threads of a block")
     parser.add_argument("--arg", action="append", default=[], dest="args", metavar="ARG", help="see below")
@@ -83,7 +83,7 @@ def _launching(subparsers, name: str, summary: str, status: str) -> argparse.Arg
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="FILE.cu", help="#include looks in its directory")
+    parser.add_argument("source", type=Path, metavar="FILE", help="CUDA C++, whose #include looks beside it, or .ptx")
     parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_80", help="GPU to imitate; default sm_80")
     parser.add_argument("--option", action="append", default=[], metavar="OPTION", help="for NVRTC, such as -DN=4")
 
@@ -152,9 +152,7 @@ def _sanitize(args: argparse.Namespace) -> int:
 def _ptx(args: argparse.Namespace) -> None:
     targets = _targets(args.output)
     files.check_apart(targets, {args.source.resolve()})
-    code, options = _read_source(args)
-    with _compiling():
-        text = ptxsim.compile_ptx(code, options, args.arch)
+    text = Source(args).ptx()
     if args.output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -162,31 +160,11 @@ def _ptx(args: argparse.Namespace) -> None:
         files.write_files({targets[args.output]: lambda file: file.write(text.encode())})
 
 
-def _read_source(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """The source under its own name, and the options that find what it includes."""
-    try:
-        text = args.source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{args.source}: {getattr(error, 'strerror', None) or error}") from error
-    name = json.dumps(args.source.name, ensure_ascii=False)
-    includes = (f"-I{args.source.parent}",) if re.search(r'^\s*#\s*include\s*"', text, re.MULTILINE) else ()
-    return f"#line 1 {name}\n{text}", (*args.option, *includes)
-
-
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """What NVRTC or the simulator refuses, in as many lines as they take."""
-    try:
-        yield
-    except (ptxsim.CompileError, NotImplementedError) as error:
-        raise CommandError(error, lines=True) from error
-
-
 class _Launch:
     """The launch that a command is about, with its arguments."""
 
     def __init__(self, args: argparse.Namespace, targets: dict[Path, Path]):
-        self.code, self.options = _read_source(args)
+        self.source = Source(args)
         self.args = args
         self.arguments = parse(args.args, args.seed)
         self.saved: dict[int, Path] = {}
@@ -204,8 +182,8 @@ class _Launch:
     def run(self, command: str) -> None:
         """Compile and launch, with progress on long work."""
         args = self.args
-        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.schedule_seed), _compiling():
-            kernel = self._kernel()
+        with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.schedule_seed), self.source.compiling():
+            kernel = self.source.kernel(args.kernel, args.cooperative)
             try:
                 if args.shared > kernel.max_dynamic_shared_size_bytes:
                     kernel.max_dynamic_shared_size_bytes = args.shared
@@ -240,20 +218,6 @@ class _Launch:
             elif argument.writable:
                 print(f"\n--arg {number}, {argument.text}:\n{_shortened(array)}")
         files.write_files(contents)
-
-    def _kernel(self):
-        name = self.args.kernel
-        expressions = () if name is None or name.isidentifier() else (name,)
-        choices = {"enable_cooperative_groups": self.args.cooperative, "name_expressions": expressions}
-        module = ptxsim.RawModule(code=self.code, options=self.options, **choices)
-        if name is None:
-            if len(module.kernels) != 1:
-                raise CommandError(f"--kernel: is needed, the file has {', '.join(module.kernels) or 'no kernel'}")
-            (name,) = module.kernels
-        try:
-            return module.get_function(name)
-        except ValueError as error:
-            raise CommandError(f"--kernel: {error}") from error
 
 
 def _targets(*paths: Path | None) -> dict[Path, Path]:
