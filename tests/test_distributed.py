@@ -49,7 +49,9 @@ def tasks(array, name):
 
 @settings(max_examples=2)
 @given(cuts=st.tuples(*[CUTS] * 5), leading_cut=st.sampled_from([2, 3, 1]), seed=st.integers(0, 9))
-@pytest.mark.parametrize("name", ["causal", "band", "lengths"])
+@pytest.mark.parametrize(
+    "name", ["causal", *(pytest.param(name, marks=pytest.mark.deep) for name in ("band", "lengths"))]
+)
 def test_any_chunks(name, cuts, leading_cut, seed):
     (q, k, v, dout), rng = drawn(seed)
     cuts[seed % 5].add(leading_cut)
@@ -61,8 +63,21 @@ def test_any_chunks(name, cuts, leading_cut, seed):
     out, lse = distributed.attention(*parts[:3], return_lse=True, **in_parts)
     gradients = distributed.attention_backward(parts[3], *parts[:3], out, lse, **in_parts)
     results = dask.compute(out, lse, vars(gradients), scheduler="synchronous")
+    assert_forward_within_bound(results, q, k, v, options)
+    testing.assert_gradients_within_bound(Gradients(**results[2]), dout, q, k, v, *results[:2], **options)
 
-    # What a part gives is a mean of values; it is rounded, and so is what each level of the tree makes of it.
+
+@pytest.mark.parametrize("name", ["band", "lengths"])
+def test_forward_with_options(name):
+    (q, k, v, _), rng = drawn()
+    options = options_of(name, rng)
+    parts = [in_chunks(x, {1, 9, 17}) for x in (q, k, v)]
+    results = dask.compute(*distributed.attention(*parts, return_lse=True, **options), scheduler="synchronous")
+    assert_forward_within_bound(results, q, k, v, options)
+
+
+def assert_forward_within_bound(results, q, k, v, options):
+    """What a part gives is a mean of values; it is rounded, and so is what each level of the tree makes of it."""
     exact = reference.attention(q, k, v, return_lse=True, **options)
     magnitude = reference.attention(q, k, np.abs(v), **options)
     levels = math.ceil(math.log2(k.shape[-2])) + 1
@@ -70,7 +85,6 @@ def test_any_chunks(name, cuts, leading_cut, seed):
     lse_bound += 8 * levels * np.finfo(np.float32).eps * (1 + np.abs(np.where(np.isfinite(exact[1]), exact[1], 0)))
     testing.assert_within_bound(results[0], exact[0], out_bound + levels * np.finfo(q.dtype).eps * magnitude)
     testing.assert_within_bound(results[1], exact[1], lse_bound)
-    testing.assert_gradients_within_bound(Gradients(**results[2]), dout, q, k, v, *results[:2], **options)
 
 
 def test_bits_depend_on_the_chunks_alone():
