@@ -38,8 +38,15 @@ class ParseError(ValueError):
 
 
 def parse(text: str) -> Module:
-    """Parse a whole PTX file."""
-    return _Parser(text).module_()
+    """Parse a whole PTX file. Raises ParseError with the line of what cannot be read."""
+    parser = _Parser(text)
+    try:
+        return parser.module_()
+    except ParseError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # A word of another kind than belongs there, such as a name for a number.
+        raise parser.error(f"not understood, up to {parser.found()}") from error
 
 
 def _tokens(text):
@@ -84,6 +91,8 @@ class _Parser:
 
     def take(self):
         text = self.peek()
+        if not text:
+            raise self.error("end of file")
         self.at += 1
         return text
 
@@ -95,7 +104,14 @@ class _Parser:
 
     def expect(self, text):
         if not self.accept(text):
-            raise ParseError(f"PTX line {self.line(self.at)}: expected {text!r}, found {self.peek()!r}")
+            raise self.error(f"expected {text!r}, found {self.found()}")
+
+    def found(self):
+        """The next word, in an error."""
+        return repr(self.peek()) if self.peek() else "end of file"
+
+    def error(self, what):
+        return ParseError(f"PTX line {self.line(self.at)}: {what}")
 
     def rest_of_line(self):
         start = self.at
@@ -105,8 +121,16 @@ class _Parser:
 
     def skip_past(self, text):
         while self.take() != text:
-            if not self.texts[self.at]:
-                raise ParseError(f"PTX ends before {text!r}")
+            pass
+
+    def listed(self, closing, item):
+        """What `item` reads, with commas between, up to a closing mark."""
+        items = []
+        while not self.accept(closing):
+            if items and not self.accept(","):
+                raise self.error(f"expected ',' or {closing!r}, found {self.found()}")
+            items.append(item())
+        return items
 
     # -- module level ------------------------------------------------------------------------------
     def module_(self):
@@ -127,8 +151,10 @@ class _Parser:
                     self.module.variables[variable.name] = self.scopes[0][variable.name] = variable
             elif text == ".pragma":
                 self.skip_past(";")
+            elif text == ".section":  # without an end: of whole ones nothing is left here
+                self.skip_past("}")
             else:
-                raise ParseError(f"PTX line {self.line(self.at)}: unknown directive {text!r}")
+                raise self.error(f"unknown directive {text!r}")
         return self.module
 
     def function_(self, entry):
@@ -165,18 +191,18 @@ class _Parser:
 
     def parameters_(self):
         self.expect("(")
-        parameters = []
-        while not self.accept(")"):
-            self.accept(",")
-            self.expect(".param")
-            variable = self.declaration("param")
-            parameters.append(variable)
-            self.scopes[-1][variable.name] = variable
+        parameters = self.listed(")", self.parameter)
         offset = 0
         for p in parameters:
             p.offset = offset = -(-offset // p.align) * p.align
             offset += p.size
         return parameters
+
+    def parameter(self):
+        self.expect(".param")
+        variable = self.declaration("param")
+        self.scopes[-1][variable.name] = variable
+        return variable
 
     def declaration(self, space, extern=False):
         align, type_, pointer = None, None, False
@@ -208,9 +234,7 @@ class _Parser:
     def initial_value(self, variable, data):
         """Append one value, or a list of them, to the data of a variable."""
         if self.accept("{"):
-            while not self.accept("}"):
-                self.accept(",")
-                self.initial_value(variable, data)
+            self.listed("}", lambda: self.initial_value(variable, data))
             return
         generic = self.accept("generic")
         operand = self.with_addresses(self.operand())
@@ -220,7 +244,7 @@ class _Parser:
             variable.pointers += ((len(data), operand, generic),)
             operand = Literal(0)
         if not isinstance(operand, Literal):
-            raise ParseError(f"PTX line {self.line(self.at)}: {operand} as initial value is not supported")
+            raise self.error(f"{operand} as initial value is not supported")
         size = SIZES[variable.type]
         data += (operand.value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
@@ -234,7 +258,7 @@ class _Parser:
     def variables_(self, space, extern=False):
         variables = [self.declaration(space, extern)]
         while self.accept(","):
-            raise ParseError(f"PTX line {self.line(self.at)}: one variable per declaration")
+            raise self.error("one variable per declaration")
         self.expect(";")
         return variables
 
@@ -287,7 +311,7 @@ class _Parser:
             elif _NAME.match(text):
                 code.append(self.instruction(text, None))
             else:
-                raise ParseError(f"PTX line {self.line(self.at)}: unexpected {text!r}")
+                raise self.error(f"unexpected {text!r}")
 
     def label(self, name):
         if self.peek() == ".callprototype":
@@ -295,10 +319,7 @@ class _Parser:
             return
         if self.peek() in (".branchtargets", ".calltargets"):
             self.take()
-            targets = []
-            while not self.accept(";"):
-                self.accept(",")
-                targets.append(self.take())
+            targets = self.listed(";", self.take)
             unique = f"{name}@{len(self.function.code)}" if name in self.function.tables else name
             self.scopes[-1][name] = Label(unique)
             self.function.tables[unique] = targets, tuple(self.scopes)
@@ -329,10 +350,7 @@ class _Parser:
     def instruction(self, text, guard):
         line = self.line(self.at - 1)
         opcode, *modifiers = text.split(".")
-        operands = []
-        while not self.accept(";"):
-            operands.append(self.operand())
-            self.accept(",")
+        operands = self.listed(";", self.operand)
         if opcode == "mov":
             operands = [self.with_addresses(operand) for operand in operands]
         elif opcode in ("ld", "st"):  # Triton writes a single register as a vector of one
@@ -373,12 +391,7 @@ class _Parser:
             self.expect("]")
             return Memory(address)
         if text in ("{", "("):
-            closing = "}" if text == "{" else ")"
-            items = []
-            while not self.accept(closing):
-                items.append(self.simple_operand())
-                self.accept(",")
-            return tuple(items)
+            return tuple(self.listed("}" if text == "{" else ")", self.simple_operand))
         if text == "!":
             return Not(self.simple_operand())
         if text == "-":
@@ -417,6 +430,8 @@ class _Parser:
             return Literal(32)
         if name.startswith("%"):
             return Special(name[1:])
+        if not _NAME.match(name):
+            raise self.error(f"unexpected {name!r}")
         return Label(name)
 
 

@@ -1,11 +1,13 @@
 """RawModule(path=...): PTX that somebody else has compiled."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cupyflash import ptxsim
+from cupyflash.ptxsim.parse import ParseError, parse
 
 from .launching import poisoned
 
@@ -95,6 +97,50 @@ def test_targets(target, runs, tmp_path, ptx):
 def test_files_of_anything_else(content, reason, tmp_path):
     with pytest.raises(ValueError, match=f"path: '.*module.ptx' {reason}"):
         load(tmp_path, content)
+
+
+FILE = Path(__file__).parent / "ptx" / "calls_nvrtc_12_debug.ptx"
+
+
+def test_a_file_that_ends_too_early():
+    """The line is named, wherever it is cut: between functions it is whole, elsewhere its last line is wrong."""
+    text = FILE.read_text()
+    parse(text)
+    rng = np.random.default_rng()
+    for length in [len(text) // 2, *rng.integers(len(text), size=100)]:
+        try:
+            parse(text[:length])
+        except ParseError as error:
+            line = int(re.match(r"PTX line (\d+): ", str(error))[1])
+            last = text.count("\n", 0, length) + 1
+            assert line == last or "initial value" in str(error), (length, error)
+    cut = text[: text.index("ret;")]
+    with pytest.raises(ParseError, match=rf"^PTX line {cut.count(chr(10)) + 1}: end of file$"):
+        parse(cut)
+
+
+@pytest.mark.parametrize(
+    "wrong, right, said",
+    [
+        ("%f1 %f2;", "%f1, %f2;", "expected ',' or ';', found '%f2'"),
+        ("%f1, ;", "%f1, %f2;", "unexpected ';'"),
+        ("%f1, {%f1 %f2};", "%f1, %f2;", "expected ',' or '}', found '%f2'"),
+        ("%f1, [%f2;", "%f1, %f2;", "expected ']', found ';'"),
+        ("%f1, 0x;", "%f1, %f2;", "expected ',' or ';', found 'x'"),
+    ],
+)
+def test_slips_in_an_instruction(wrong, right, said):
+    """They are no unknown instructions."""
+    text = """.version 8.0
+    .target sm_80
+    .visible .entry copy() {
+        .reg .f32 %f<3>;
+        mov.f32 OPERANDS
+        ret;
+    }"""
+    assert parse(text.replace("OPERANDS", right)).functions["copy"].code
+    with pytest.raises(ParseError, match=re.escape(f"PTX line 5: {said}")):
+        parse(text.replace("OPERANDS", wrong))
 
 
 def test_ptx_as_source(ptx):
