@@ -13,6 +13,8 @@ import cupy
 import pytest
 
 import experiments
+from cupyflash.ptxsim.sanitizer import KINDS, Finding
+from cupyflash.ptxsim.settings import ARCHITECTURES, current
 from cupyflash.ptxsim.testing import plugin, replacement
 
 EXAMPLE = Path(experiments.__file__).parent / "examples" / "raw_kernels"
@@ -57,6 +59,7 @@ def test_the_example_does_what_its_page_says():
 
 KERNELS = '''
 import cupy as cp
+import cupyx
 
 half = cp.RawKernel(r"""
 extern "C" __global__ void half(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] / 2; }
@@ -140,6 +143,25 @@ def test_architecture_of_the_run(simulated_cupy):
 def test_misspelt():
     pass
 
+@pytest.mark.ptxsim(allow=["uninitialised"])
+def test_allowing_no_kind():
+    pass
+
+@pytest.mark.ptxsim(arch="sm_91")
+def test_no_architecture():
+    pass
+
+@pytest.mark.ptxsim(sanitize=False)
+def test_refused():
+    test_out_of_bounds()
+
+def test_parts_that_cupy_imports_late():
+    import kernels
+    assert kernels.cp.random.default_rng(0).random(3).shape == (3,)
+    for module, name in (kernels.cp.random, "Generator"), (kernels.cp.cuda, "cublas"), (kernels.cupyx, "cusparse"):
+        with pytest.raises(AttributeError, match=rf"{module.__name__}\\.{name}: not simulated$"):
+            getattr(module, name)
+
 def test_other_parts_of_cupy_are_empty():
     import cupyx.scipy.sparse as sparse
     from cupy._core import core
@@ -175,13 +197,27 @@ def test_tests_of_a_project(tmp_path):
         "test_its_own": "PASSED",
         "test_architecture_of_the_run": "PASSED",
         "test_misspelt": "ERROR",
+        "test_allowing_no_kind": "ERROR",
+        "test_no_architecture": "ERROR",
+        "test_refused": "FAILED",
+        "test_parts_that_cupy_imports_late": "PASSED",
         "test_other_parts_of_cupy_are_empty": "PASSED",
     }
-    assert said.count("uninitialised global memory: thread (0, 0, 0)") == 3
+    details, summary = said.split("short test summary info")
+    assert details.count("uninitialised global memory: thread (0, 0, 0)") == 3
     assert "Captured sanitizer call" in said or "- sanitizer call -" in said
-    assert "out of bounds: thread (31, 0, 0)" in said and "no choice archh" in said
+    assert "out of bounds: thread (31, 0, 0)" in said
+    assert f"no choice archh; there are sanitize, allow, {', '.join(vars(current()))}\n" in said
+    assert f"no kind 'uninitialised'; there are {', '.join(KINDS)}\n" in said and "arch: 'sm_91', must be" in said
+    assert said.count("_ ERROR at ") == 4 and "ptxsim/kernel.py" not in said  # one for each, without the way to it
+    for name, reason in (
+        ("test_uninitialised", "Failed: uninitialised global"),
+        ("test_uninitialised_and_wrong", "uninitialised global"),
+        ("test_refused", "cupyflash.ptxsim.errors.MemoryFault"),
+    ):
+        assert re.search(rf"^FAILED \S+::{name} - {reason}", summary, re.MULTILINE)
     assert re.search(r"^kernels: simulator \(sm_90, lockstep schedule, sanitizer on\)$", said, re.MULTILINE)
-    assert re.search(r"^arch    3 launches\nhalf    8 launches\nunused  never launched\n", said, re.MULTILINE)
+    assert re.search(r"^arch    3 launches\nhalf    9 launches\nunused  never launched\n", said, re.MULTILINE)
 
 
 UNCHANGED = """
@@ -211,6 +247,20 @@ def test_cupy_stays_as_it_is(tmp_path):
     folder = project(tmp_path, test_cupy=UNCHANGED)
     said = run_pytest(folder, *PLUGIN, "--ptxsim-schedule=random", "--ptxsim-seed=5")
     assert "\nkernels: CuPy as it is installed\n" in said and "one  1 launch\n" in said
+
+
+def test_options_that_cannot_be(tmp_path):
+    for option, choices in ("--ptxsim-allow=uninitialised", KINDS), ("--ptxsim-arch=sm_91", ARCHITECTURES):
+        said = run_pytest(project(tmp_path), *PLUGIN, option, status=4)
+        assert f"argument {option.split('=')[0]}: invalid choice" in said and all(choice in said for choice in choices)
+
+
+def test_kinds_of_findings_are_documented():
+    page = (EXAMPLE.parents[1] / "testing_kernels.md").read_text()
+    section = page.split("## What the sanitizer finds\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert ", ".join(listed) == ", ".join(f"`{kind}`" for kind in KINDS)
+    assert set(re.findall('``"(.+?)"``', " ".join(Finding.__doc__.split()))) == set(KINDS)
 
 
 def test_cupy_in_use_is_not_replaced(tmp_path):

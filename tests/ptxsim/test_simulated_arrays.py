@@ -229,6 +229,13 @@ def test_random_numbers():
     assert sorted(x.tolist()) == list(range(10))
 
 
+def test_random_methods_are_those_of_cupy():
+    ours = cp.random.default_rng()
+    for name in {*dir(cupy.random.Generator), *dir(np.random.Generator)}:
+        theirs = hasattr(cupy.random.Generator, name) and hasattr(np.random.Generator, name)
+        assert name.startswith("_") or hasattr(ours, name) == theirs, name
+
+
 def test_assertions_of_both():
     x = cp.arange(3.0)
     cp.testing.assert_array_equal(x, np.arange(3))

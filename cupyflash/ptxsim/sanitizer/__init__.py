@@ -2,6 +2,6 @@
 
 from .checker import Checker
 from .fresh import empty
-from .report import Finding, Report, current_report, sanitize
+from .report import KINDS, Finding, Report, current_report, sanitize
 
-__all__ = ["Checker", "Finding", "Report", "current_report", "empty", "sanitize"]
+__all__ = ["KINDS", "Checker", "Finding", "Report", "current_report", "empty", "sanitize"]

@@ -7,6 +7,35 @@ import re
 
 from ..errors import SimulationError
 
+KINDS = (
+    "shared race",
+    "global race",
+    "different values",
+    "missing cp.async wait",
+    "uninitialised register",
+    "uninitialised shared memory",
+    "uninitialised local memory",
+    "uninitialised global memory",
+    "uninitialised value",
+    "divergent barrier",
+    "mismatched barrier",
+    "barrier number",
+    "barrier count",
+    "member mask",
+    "inactive lane",
+    "mbarrier arrival",
+    "mbarrier reuse",
+    "no mbarrier",
+    "mbarrier count",
+    "out of bounds",
+    "misaligned access",
+    "read-only memory",
+    "deadlock",
+    "livelock",
+    "trap",
+    "undefined behaviour",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:

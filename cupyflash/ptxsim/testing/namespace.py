@@ -37,8 +37,11 @@ class SimulatedModule(types.ModuleType):
 
     def __getattr__(self, name):
         reason = "not simulated"
-        if self._theirs is not None:
-            reason = "not simulated, though CuPy has it" if hasattr(self._theirs, name) else "no such attribute"
+        contents = {} if self._theirs is None else vars(self._theirs)
+        if name in contents:
+            reason = "not simulated, though CuPy has it"
+        elif contents and "__getattr__" not in contents:  # CuPy imports nothing for it when it is asked
+            reason = "no such attribute"
         raise AttributeError(f"{self.__name__}.{name}: {reason}", name=name, obj=self)
 
     def __repr__(self):

@@ -4,13 +4,19 @@ import contextlib
 
 import pytest
 
-from ..sanitizer import Report, sanitize
+from ..errors import CompileError, SimulationError
+from ..sanitizer import KINDS, Report, sanitize
 from ..settings import ARCHITECTURES, SCHEDULES, current, settings
 from .launches import launches
+from .marker import choices_for
+from .traceback import without_the_simulator
 
 _PLUGIN = "cupyflash.ptxsim.testing"
+_REFUSALS = (SimulationError, CompileError, TypeError, ValueError)  # what a launch raises; the messages say it all
 _replaced = pytest.StashKey()
 _counted = pytest.StashKey()  # name -> launches, of this process and its workers
+_chosen = pytest.StashKey()  # of a test, by its markers
+_found = pytest.StashKey()  # the first finding in a phase of a test that fails by itself
 
 
 def pytest_addoption(parser):
@@ -30,8 +36,10 @@ def pytest_addoption(parser):
         "--ptxsim-allow",
         action="append",
         default=[],
+        choices=KINDS,
         metavar="KIND",
-        help='of findings that fail no test, such as "global race" where threads race on purpose; may be repeated',
+        help='of findings that fail no test, such as "global race" where threads race on purpose; may be repeated; '
+        f"one of: {', '.join(KINDS)}",
     )
 
 
@@ -116,25 +124,50 @@ def pytest_runtest_teardown(item):
 
 def _simulated(item, when):
     """One phase of a test, with the choices for it; it fails with what the sanitizer finds."""
-    option = item.config.option
-    choices = {"sanitize": option.ptxsim_sanitize, "allow": option.ptxsim_allow}
-    for marker in reversed(list(item.iter_markers("ptxsim"))):  # the closest one last
-        choices.update(*marker.args, **marker.kwargs)
-    watched, allowed = choices.pop("sanitize"), choices.pop("allow")
+    refusal = None
+    if when == "setup":
+        try:
+            item.stash[_chosen] = choices_for(item)
+        except ValueError as error:
+            refusal = error
+    if _chosen not in item.stash:
+        result = yield  # other plugins set up what they take down later
+        if refusal:
+            pytest.fail(f"@pytest.mark.ptxsim: {refusal}", pytrace=False)
+        return result
+    watched, allowed, choices = item.stash[_chosen]
     with settings(**choices), sanitize() if watched else contextlib.nullcontext(Report()) as report:
         try:
             result = yield
-        except BaseException:
-            if found := _text(report, allowed):
-                item.add_report_section(when, "sanitizer", found)
+        except BaseException as error:
+            if findings := _findings(report, allowed):
+                item.stash[_found] = findings[0]
+                item.add_report_section(when, "sanitizer", _text(findings))
+            if isinstance(error, _REFUSALS) and not item.config.option.fulltrace:
+                error.__traceback__ = without_the_simulator(error.__traceback__)
             raise
-    if found := _text(report, allowed):
-        pytest.fail(f"the sanitizer has found\n{found}", pytrace=False)
+    if findings := _findings(report, allowed):
+        pytest.fail(_text(findings), pytrace=False)
     return result
 
 
-def _text(report, allowed):
-    return "\n".join(str(finding) for finding in report.findings if finding.kind not in allowed)
+def _findings(report, allowed):
+    return [finding for finding in report.findings if finding.kind not in allowed]
+
+
+def _text(findings):
+    return "\n".join(map(str, findings))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """The line of the summary begins with what the sanitizer has found, where a test has failed by itself."""
+    report = yield
+    finding, crash = item.stash.get(_found, None), getattr(report.longrepr, "reprcrash", None)
+    if finding and crash:
+        crash.message = f"{finding.kind}, {finding.where}; {crash.message}"
+    item.stash[_found] = None
+    return report
 
 
 @pytest.fixture(name="simulated_cupy")

@@ -11,18 +11,44 @@ _NATIVE_DTYPE = {  # methods of NumPy's that take a dtype; CuPy has it for other
 }
 
 
+_OF_CUPY = {  # CuPy's methods; it imports its Generator, with cuRAND, when somebody asks for it
+    np.random.RandomState: dir(cupy.random.RandomState),
+    np.random.Generator: (
+        "beta",
+        "binomial",
+        "chisquare",
+        "dirichlet",
+        "exponential",
+        "f",
+        "gamma",
+        "geometric",
+        "hypergeometric",
+        "integers",
+        "logseries",
+        "poisson",
+        "power",
+        "random",
+        "standard_exponential",
+        "standard_gamma",
+        "standard_normal",
+        "uniform",
+    ),
+}
+
+
 class Drawing:
     """What draws numbers: the methods that CuPy's and NumPy's generators have in common."""
 
-    def __init__(self, theirs, generator):
-        self._theirs, self._generator = theirs, generator
+    def __init__(self, generator):
+        self._generator = generator
 
     def __getattr__(self, name):
-        if name.startswith("_") or not (hasattr(self._theirs, name) and hasattr(self._generator, name)):
-            raise AttributeError(f"cupy.random.{self._theirs.__name__}.{name}: not simulated", name=name, obj=self)
+        kind = type(self._generator)
+        if name.startswith("_") or name not in _OF_CUPY[kind] or not hasattr(kind, name):
+            raise AttributeError(f"cupy.random.{kind.__name__}.{name}: not simulated", name=name, obj=self)
         method = getattr(self._generator, name)
         compute = computed_by(method)
-        if name in _NATIVE_DTYPE[type(self._generator)]:
+        if name in _NATIVE_DTYPE[kind]:
             return compute
 
         def draw(*args, dtype=None, **kwargs):
@@ -35,11 +61,11 @@ class Drawing:
 
 
 def random_state(seed=None):
-    return Drawing(cupy.random.RandomState, np.random.RandomState(seed))
+    return Drawing(np.random.RandomState(seed))
 
 
 def default_rng(seed=None):
-    return Drawing(cupy.random.Generator, np.random.default_rng(seed))
+    return Drawing(np.random.default_rng(seed))
 
 
 _shared = random_state()  # that of the functions, as CuPy's is apart from NumPy's
