@@ -92,9 +92,22 @@ class Group:
         error = SimulationError(f"{what}; {self.describe(ins, lane)}")
         return error.located(kind, f"{self.thread(lane)}: {what}", ins)
 
+    def beyond(self, lane):
+        """In words, which lanes of a lane's warp are no threads, where the block ends in it; empty elsewhere."""
+        threads, lane = self.chunk.launch.threads, self.position(lane)
+        first = threads % WARP
+        if not first or lane % self.chunk.pitch // WARP < threads // WARP:
+            return ""
+        absent = "lane 31 does" if first == WARP - 1 else f"lanes {first} to {WARP - 1} do"
+        return f": the block has {threads} threads, {absent} not exist"
+
     def describe(self, ins, lane):
         return f"kernel {self.chunk.launch.program.name}, {self.thread(lane)}, {ins.path}"
 
     def thread(self, lane):
         """A lane of the group as a thread of a block, in words."""
-        return self.chunk.describe(lane if self.lanes is None else int(self.lanes[lane]))
+        return self.chunk.describe(self.position(lane))
+
+    def position(self, lane):
+        """Of a lane of the group in the chunk."""
+        return lane if self.lanes is None else int(self.lanes[lane])

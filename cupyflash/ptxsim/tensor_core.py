@@ -50,10 +50,14 @@ def in_shared(address):
 
 
 def require_whole_warps(x, m, ins):
-    if m is not None and not m.all():
-        raise x.error(
-            ins, int(np.argmin(np.broadcast_to(m, x.n))), f"{ins} needs every lane of the warp, one is missing"
-        )
+    if m is None or m.all():
+        return
+    here = np.broadcast_to(m, x.n).reshape(-1, WARP)
+    warp = int(np.argmin(here.all(1)))
+    missing = WARP - int(np.count_nonzero(here[warp]))
+    first = warp * WARP + int(np.argmax(here[warp]))  # that is here, so that it is a thread of the block
+    what = f"{ins} needs every lane of the warp, {missing} {'is' if missing == 1 else 'are'} missing"
+    raise x.error(ins, first, what + x.beyond(first))
 
 
 def _rows(x, m, address, count, write, ins):

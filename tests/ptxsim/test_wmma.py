@@ -428,10 +428,16 @@ def test_every_lane_must_take_part():
     source = LONELY
     launch(source.replace("LANE", "32"), 1, 32, x, out)
     np.testing.assert_array_equal(out, x)
-    with pytest.raises(ptxsim.SimulationError, match=r"wmma.load.c\S* needs every lane of the warp"):
-        launch(source.replace("LANE", "5"), 1, 32, x, out)
-    with pytest.raises(ptxsim.SimulationError, match=r"wmma.load.c\S* needs every lane of the warp"):
-        launch(source.replace("LANE", "32"), 1, 31, x, out)
+    for lane, threads, said in (
+        (5, 32, "1 is missing; kernel lonely, thread (0, 0, 0) of block (0, 0, 0)"),
+        (0, 32, "1 is missing; kernel lonely, thread (1, 0, 0) of block (0, 0, 0)"),
+        (99, 16, "16 are missing: the block has 16 threads, lanes 16 to 31 do not exist; kernel lonely, thread (0, "),
+        (99, 63, "1 is missing: the block has 63 threads, lane 31 does not exist; kernel lonely, thread (32, "),
+        (5, 40, "1 is missing; kernel lonely, thread (0, 0, 0) of block (0, 0, 0)"),
+    ):
+        with pytest.raises(ptxsim.SimulationError, match=r"wmma.load.c\S* needs every lane of the warp, ") as error:
+            launch(source.replace("LANE", str(lane)), 1, threads, x, out)
+        assert said in str(error.value)
 
 
 @needs_mma_h
