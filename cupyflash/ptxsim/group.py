@@ -77,8 +77,13 @@ class Group:
         else:
             lane = 0 if self.mask is None else int(np.argmax(self.mask))
         what = f"{'write' if write else 'read'} of {size} bytes in {space} memory at 0x{at:x}: {why}"
+        launch = self.chunk.launch
         if "mapped" in why:
-            what += self.chunk.launch.near(at)
+            what += launch.near(at)
+        elif why == "in a read-only array":
+            what += f", {launch.place(at)}"
+        elif space == "shared" and "outside" in why and launch.program.takes_shared_mem:
+            what += f" (shared_mem={launch.shared_bytes - launch.program.shared_bytes})"
         thread = self.thread(lane)
         lanes = np.count_nonzero(bad) if bad.size > 1 else self.active if sel is None else sel.size
         kind = (

@@ -63,6 +63,11 @@ class Program:
         self.places |= {v: -(-self.shared_bytes // v.align) * v.align for v in dynamic}
         self.shared_bytes = max([self.shared_bytes, *(self.places[v] for v in dynamic)])
 
+    @property
+    def takes_shared_mem(self):
+        """Whether the kernel has an array of dynamic shared memory."""
+        return any(variable.extern and variable.space == "shared" for variable in self.places)
+
     def shared_pitch(self, used):
         """Bytes of shared memory that a block has which is to use so many: with those of the system behind them, where
         the kernel asks for their place."""

@@ -98,6 +98,18 @@ def test_all_blocks_at_once(folder, capsys):
     for option, value in ("--cooperative", 1), ("", 0):
         run(f"sanitize grid.cu --grid 3 --block 1 {option} --arg out:i32:3 --save 0=out.npy")
         np.testing.assert_array_equal(np.load("out.npy"), [value] * 3)
+    (folder / "step.cu").write_text("""
+    #include <cooperative_groups.h>
+    extern "C" __global__ void step(int* x) {
+        extern __shared__ int box[];
+        cooperative_groups::this_grid().sync();
+        *x = box[threadIdx.x] = 0;
+    }""")
+    for command in "profile", "sanitize":
+        run(f"{command} step.cu --grid 1 --block 1 --arg out:i32:1 --shared 4", 1)
+        assert "\n--cooperative launches all blocks at once\n" in "".join(capsys.readouterr())
+        run(f"{command} step.cu --grid 1 --block 1 --arg out:i32:1 --cooperative", 1)
+        assert "\n--shared gives each block its dynamic shared memory, in bytes\n" in "".join(capsys.readouterr())
     run("sanitize grid.cu --grid 70000 --block 1 --cooperative --arg out:i32:70000", 2)
     assert "--grid: 70000 blocks of grid are too many to be resident at once" in capsys.readouterr().err
 
@@ -447,6 +459,7 @@ def test_compile_errors_and_unknown_instructions_keep_their_lines(folder, capsys
     run(f"sanitize {LAUNCH} {ARGUMENTS} --option -DPADDING=(", status=2)
     said = capsys.readouterr().err
     assert "transpose.cu(3): error" in said and said.count("\n") > 3
+    assert said.endswith('detected in the compilation of "transpose.cu".\n')
     run("sanitize sources/unknown.cu --grid 1 --block 1 --arg zeros:f32:1 --arch sm_90", status=2)
     assert "wgmma" in (said := capsys.readouterr().err) and "unknown.cu:3" in said
 

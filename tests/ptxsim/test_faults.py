@@ -122,8 +122,26 @@ def test_writes_to_read_only_arrays():
     out = np.zeros(32, np.int32)
     out.flags.writeable = False
     message = fault(source, out)
-    assert "read-only" in message.lower() or "read only" in message.lower()
+    assert "in a read-only array, args[0][0]; " in message
     assert not out.any()
+
+
+@pytest.mark.parametrize("given", [0, 64])
+def test_too_little_dynamic_shared_memory(given):
+    """A kernel that has none is not told of it."""
+    source = """
+    extern "C" __global__ void fill(int* out) {
+      __shared__ int fixed[16];
+      extern __shared__ int box[];
+      fixed[threadIdx.x % 16] = 1;
+      box[threadIdx.x] = fixed[0];  // fault
+      out[threadIdx.x] = box[31 - threadIdx.x];
+    }"""
+    out = poisoned(32, np.int32)
+    launch(source, 1, 32, out, shared_mem=128)
+    assert f"outside its {64 + given} bytes (shared_mem={given}); " in fault(source, out, shared_mem=given)
+    fixed = source.replace("extern __shared__ int box[]", "__shared__ int box[16]")
+    assert "outside its 128 bytes; " in fault(fixed, out)
 
 
 def test_atomics_and_copies_are_checked_too():

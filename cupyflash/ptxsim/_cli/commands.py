@@ -33,6 +33,13 @@ _BY = (
     "local_requests",
     "atomics",
 )
+_ADVICE = {  # what a fault says -> what to do about it on the command line
+    "in a read-only array": (
+        "in: and random: are arrays that the kernel only reads; inout: and inout-random: may be written"
+    ),
+    "enable_cooperative_groups=True": "--cooperative launches all blocks at once",
+    "(shared_mem=": "--shared gives each block its dynamic shared memory, in bytes",
+}
 _SHOWN = 8  # elements of an array that are printed
 
 
@@ -193,10 +200,8 @@ class _Launch:
                 raise CommandError(_as_options(str(error))) from error
 
     def advice(self, said: str) -> str:
-        """What to do about a write to an array that was given for reading, a line of its own; none where none was."""
-        if "in a read-only array" not in said:
-            return ""
-        return "\nin: and random: are arrays that the kernel only reads; inout: and inout-random: may be written"
+        """What to do about faults that an option avoids, a line each."""
+        return "".join(f"\n{advice}" for sign, advice in _ADVICE.items() if sign in said)
 
     def unwritten(self) -> str:
         """That a fault has ended the launch, and what it has not written for that."""
