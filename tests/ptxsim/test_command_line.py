@@ -370,6 +370,39 @@ def test_kernels_by_their_names_in_the_source(folder, capsys):
     assert capsys.readouterr().err.endswith(said)
 
 
+def test_variables_of_the_module(folder, capsys):
+    (folder / "weigh.cu").write_text("""
+    __constant__ float weights[8];
+    __device__ short scale = 1;
+    extern "C" __global__ void weigh(const float* x, float* y) {
+        y[threadIdx.x] = scale * weights[threadIdx.x] + x[threadIdx.x];
+    }""")
+    launch = "weigh.cu --grid 1 --block 8 --arg random:f32:8 --arg out:f32:8 --save 0=x.npy --save 1=y.npy"
+    np.save("weights.npy", np.arange(8, dtype=np.float32))
+    run("ptx weigh.cu --output weigh.ptx")
+    for file in "weigh.cu", "weigh.ptx":
+        run(f"sanitize {launch.replace('weigh.cu', file)} --global weights=in:weights.npy --global scale=i16:-3")
+        np.testing.assert_allclose(np.load("y.npy"), np.load("x.npy") - 3 * np.arange(8), rtol=1e-6)
+    run(f"profile {launch} --global weights=random:f32:8")
+    x, weights = np.load("x.npy"), np.load("y.npy") - np.load("x.npy")
+    assert len(set(weights)) == 8 and not np.allclose(x, weights)
+    for setting, said in (
+        ("weights=random:f32:9", "36 bytes, the variable has 32"),
+        ("scale=f32:1", "4 bytes, the variable has 2"),
+        ("weight=f32:1", "no global 'weight' in this module; it has weights, scale"),
+        ("weights", "is not of the form NAME=ARG"),
+        ("weights=out:f32:8", "out:f32:8 has no values"),
+        ("weights=null", "null has no values"),
+        ("weights=f32:x", "'x' is not a number"),
+        ("scale=i16:1 --global scale=i16:2", "scale is set already"),
+    ):
+        run(f"profile {launch} --global {setting}", status=2)
+        said = f"cupyflash.ptxsim: error: --global {setting.rpartition(' ')[2]}: {said}\n"
+        assert capsys.readouterr().err == said
+    run(f"profile {launch} --global weights=in:weights.npy --json weights.npy", status=2)
+    assert "weights.npy: would be written over" in capsys.readouterr().err
+
+
 BAD = [
     ("", "required: COMMAND"),
     ("count sources/transpose.cu", "invalid choice: 'count'"),

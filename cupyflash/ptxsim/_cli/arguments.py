@@ -33,6 +33,7 @@ kernel arguments, in the kernel's order; they count from 0:
   null                  a null pointer
 TYPE is one of {", ".join(DTYPES)}; SHAPE is 1024 or 8x1024x64.
 Two-byte elements without a type, as NumPy saves bfloat16, are bf16.
+--global NAME=ARG sets a __constant__ or __device__ variable to the bytes of an argument that has values.
 """
 
 _FILES, _SHAPES = ("in", "inout"), ("out", "zeros", "random", "inout-random")
@@ -61,7 +62,27 @@ def parse(texts: list[str], seed: int) -> list[Argument]:
     return parsed
 
 
-def _parsed(text: str, seed: tuple[int, int]) -> Argument:
+def parse_globals(texts: list[str], seed: int) -> dict[str, Argument]:
+    """Values of variables by their names; raises CommandError that repeats a wrong one."""
+    parsed = {}
+    for number, text in enumerate(texts):
+        name, equals, rest = text.partition("=")
+        try:
+            if not name or not equals:
+                raise CommandError("is not of the form NAME=ARG")
+            if name in parsed:
+                raise CommandError(f"{name} is set already")
+            if rest == "null" or rest.startswith("out:"):
+                raise CommandError(f"{rest} has no values")
+            parsed[name] = _parsed(rest, (seed, number, 1))  # other numbers than those of arguments
+        except CommandError as error:
+            raise CommandError(f"--global {text}: {error}") from error
+        except MemoryError as error:
+            raise CommandError(f"--global {text}: not enough memory") from error
+    return parsed
+
+
+def _parsed(text: str, seed: tuple[int, ...]) -> Argument:
     if text == "null":
         return Argument(text, None)
     kind, colon, rest = text.partition(":")
@@ -99,7 +120,7 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(length) for length in text.split("x"))
 
 
-def _made(kind: str, dtype: np.dtype, shape: tuple[int, ...], seed: tuple[int, int]) -> np.ndarray:
+def _made(kind: str, dtype: np.dtype, shape: tuple[int, ...], seed: tuple[int, ...]) -> np.ndarray:
     try:
         if kind in ("out", "zeros"):
             return ptxsim.empty(shape, dtype) if kind == "out" else np.zeros(shape, dtype)

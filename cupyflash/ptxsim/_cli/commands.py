@@ -17,8 +17,8 @@ from cupyflash import ptxsim
 from cupyflash._cli import files
 from cupyflash._cli.errors import CommandError
 from cupyflash._cli.progress import progress_bar
-from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse
-from cupyflash.ptxsim._cli.module import Source
+from cupyflash.ptxsim._cli.arguments import GRAMMAR, Argument, parse, parse_globals
+from cupyflash.ptxsim._cli.module import Source, set_global
 from cupyflash.ptxsim.profile.page import page
 from cupyflash.ptxsim.sanitizer.fresh import unwritten
 from cupyflash.ptxsim.settings import ARCHITECTURES, SCHEDULES
@@ -78,6 +78,7 @@ def _launching(subparsers, name: str, summary: str, status: str) -> argparse.Arg
     parser.add_argument("--grid", type=_extent, required=True, metavar="X[,Y[,Z]]", help="blocks")
     parser.add_argument("--block", type=_extent, required=True, metavar="X[,Y[,Z]]", help="threads of a block")
     parser.add_argument("--arg", action="append", default=[], dest="args", metavar="ARG", help="see below")
+    parser.add_argument("--global", action="append", default=[], dest="globals", metavar="NAME=ARG", help="see below")
     parser.add_argument(
         "--shared", type=_natural, default=0, metavar="BYTES", help="of dynamic shared memory; default 0"
     )
@@ -174,6 +175,7 @@ class _Launch:
         self.source = Source(args)
         self.args = args
         self.arguments = parse(args.args, args.seed)
+        self.globals = parse_globals(args.globals, args.seed)
         self.saved: dict[int, Path] = {}
         for text in args.save:
             number, path = _saved(text, self.arguments)
@@ -183,7 +185,7 @@ class _Launch:
                 raise CommandError(f"--save {text}: {path}: would be written twice")
             self.saved[number] = path
             targets |= _targets(path)
-        inputs = {argument.file for argument in self.arguments}
+        inputs = {argument.file for argument in (*self.arguments, *self.globals.values())}
         files.check_apart(targets, {args.source.resolve(), *inputs})
 
     def run(self, command: str) -> None:
@@ -191,6 +193,8 @@ class _Launch:
         args = self.args
         with ptxsim.settings(arch=args.arch, schedule=args.schedule, seed=args.schedule_seed), self.source.compiling():
             kernel = self.source.kernel(args.kernel, args.cooperative)
+            for name, argument in self.globals.items():
+                set_global(kernel.module, name, argument)
             try:
                 if args.shared > kernel.max_dynamic_shared_size_bytes:
                     kernel.max_dynamic_shared_size_bytes = args.shared

@@ -8,8 +8,11 @@ import json
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from cupyflash import ptxsim
 from cupyflash._cli.errors import CommandError
+from cupyflash.ptxsim._cli.arguments import Argument
 from cupyflash.ptxsim.compile import SOURCE_NAME
 from cupyflash.ptxsim.kernel import Kernel
 from cupyflash.ptxsim.ptx_file import is_ptx
@@ -90,3 +93,16 @@ class Source:
             raise CommandError(log, lines=True) from error
         except NotImplementedError as error:
             raise CommandError(error, lines=True) from error
+
+
+def set_global(module: ptxsim.RawModule, name: str, argument: Argument) -> None:
+    """Give a variable the bytes of an argument, for the settings in force."""
+    try:
+        memory = module.get_global(name)
+    except ValueError as error:
+        raise CommandError(f"--global {name}={argument.text}: {error}") from error
+    data = np.frombuffer(argument.value.tobytes(), np.uint8)
+    if data.size != memory.size:
+        said = f"{data.size} bytes, the variable has {memory.size}"
+        raise CommandError(f"--global {name}={argument.text}: {said}")
+    memory[:] = data
