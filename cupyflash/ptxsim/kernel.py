@@ -16,7 +16,7 @@ from .resources import resources
 from .sanitizer import current_report
 from .settings import current
 
-_mapped = contextvars.ContextVar("ptxsim_mapped", default=())
+_mapped = contextvars.ContextVar("ptxsim_mapped")  # name -> array
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _SHARED_UNASKED = 48 * 1024  # bytes a block may have without max_dynamic_shared_size_bytes
@@ -44,7 +44,15 @@ def device_memory(*arrays):
         if not isinstance(array, np.ndarray):
             raise TypeError(f"device_memory: {type(array).__name__}, must be numpy.ndarray")
         check_dtype("device_memory", array)
-    token = _mapped.set((*_mapped.get(), *arrays))
+    first = len(_mapped.get({}))
+    with named_memory({f"device_memory array {i}": array for i, array in enumerate(arrays, first)}):
+        yield
+
+
+@contextlib.contextmanager
+def named_memory(arrays):
+    """The same for arrays by the names that faults and findings call them."""
+    token = _mapped.set(_mapped.get({}) | arrays)
     try:
         yield
     finally:
@@ -106,7 +114,7 @@ class Kernel:
             )
         parameters = packed(program, args)
         arrays = {f"args[{i}]": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
-        arrays |= {f"device_memory array {i}": a for i, a in enumerate(_mapped.get())}
+        arrays |= _mapped.get({})
         if self.enable_cooperative_groups:
             check_resident(self.module, self.name, current().arch, math.prod(grid), threads, used)
         with np.errstate(all="ignore"):

@@ -115,6 +115,21 @@ def test_attributes_of_a_kernel():
     assert 0 < kernel.num_regs <= 255 and kernel.shared_size_bytes == 0
 
 
+def test_arrays_are_called_what_the_project_calls_them():
+    source = 'extern "C" __global__ void last(int n, int* x) { x[0] = threadIdx.x; }'
+    for x in cp.zeros(1, cp.int32), cp.zeros(2, cp.int32):
+        with ptxsim.sanitize() as report:
+            cp.RawKernel(source, "last")((1,), (32,), (2, x))
+        assert "different values to args[1][0]" in report.findings[0].message
+    with ptxsim.sanitize() as report:
+        cp.RawKernel(source, "last")((1,), (32,), (2, x.data))
+    assert f"different values to memory at {x.data.ptr:#x}[0]" in report.findings[0].message
+    put = cp.ElementwiseKernel("T value", "raw T place", "place[0] = value", "put")
+    with ptxsim.sanitize() as report:
+        put(cp.arange(4), cp.zeros(1, int))
+    assert "different values to place[0]" in report.findings[0].message
+
+
 def test_launches_are_counted(x):
     kernel = cp.RawKernel('extern "C" __global__ void counted(float* x) { x[threadIdx.x] = 0; }', "counted")
     assert launches.launches["counted"] == 0 and "counted" in launches.launches

@@ -78,7 +78,8 @@ class GeneratedKernel:
         """Launch what is compiled for arguments of this description: arrays and scalars, and others behind them."""
         if described not in self._kernels:
             self._kernels[described] = rawmodule.RawKernel(_HEADERS + make_source(), self.name, options)
-        arrays = [x for x in values if isinstance(x, np.ndarray)]
+        names = (parameter.name for parameter in (*self.in_params, *self.out_params))
+        arrays = {name: x for name, x in zip(names, values, strict=True) if isinstance(x, np.ndarray)}
         args = (*map(_argument, values), *others)
         launch(self._kernels[described], self.name, (min(blocks, _MOST_BLOCKS),), (threads,), args, arrays)
 

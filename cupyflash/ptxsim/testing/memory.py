@@ -63,8 +63,8 @@ def _memory_of(array):
 
 
 def exposed():
-    """Memory that a kernel may reach through an address that is no argument of its own, but a number in one."""
-    return list(_exposed.values())
+    """By name: memory that a kernel may reach through an address that is no argument, but a number in one."""
+    return {f"memory at {address(memory):#x}": memory for memory in list(_exposed.values())}
 
 
 class MemoryPointer:

@@ -2,11 +2,12 @@
 
 import functools
 import numbers
+from types import MappingProxyType
 
 import numpy as np
 
 from .. import rawmodule
-from ..kernel import device_memory
+from ..kernel import named_memory
 from .array import ndarray, on_host
 from .launches import launched, made
 from .memory import MemoryPointer, address, adopted, exposed
@@ -92,14 +93,14 @@ class _FunctionOfModule(Kernel):
         self.name, self._kernel = name, kernel
 
 
-def launch(kernel, name, grid, block, args, reachable=(), **choices):
-    """Launch a kernel of `ptxsim`, and count it. `reachable`: NumPy arrays whose addresses its arguments hold."""
+def launch(kernel, name, grid, block, args, reachable=MappingProxyType({}), **choices):
+    """Launch a kernel of `ptxsim`, and count it. `reachable`: name -> NumPy array whose address its arguments hold."""
     if not isinstance(args, tuple | list):
         raise TypeError(f"args: {type(args).__name__}, must be a tuple")
-    single = [on_host(value) for value in args if isinstance(value, ndarray) and value.size == 1]
+    single = {f"args[{i}]": on_host(x) for i, x in enumerate(args) if isinstance(x, ndarray) and x.size == 1}
     args = tuple(_argument(number, value) for number, value in enumerate(args))
     launched(name)
-    with device_memory(*single, *reachable, *exposed()):
+    with named_memory({**single, **reachable, **exposed()}):
         kernel(grid, block, args, **choices)
 
 
