@@ -5,6 +5,7 @@ import pickle
 import warnings
 
 import cupy
+import cupyx as installed_cupyx
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from hypothesis.extra import numpy as hnp
 
 from cupyflash import ptxsim
 from cupyflash.ptxsim.testing import simulated_cupy
+from cupyflash.ptxsim.testing.namespace import simulated_modules
 
-cp = simulated_cupy()
+cp, cupyx = simulated_cupy(), simulated_modules()["cupyx"]
 
 
 def test_every_public_name_is_one_of_cupy():
@@ -33,6 +35,7 @@ def test_every_public_name_is_one_of_cupy():
         (cp.cuda.Stream, cupy.cuda.Stream),
         (cp.cuda.Event, cupy.cuda.Event),
         (cp.ndarray, cupy.ndarray),
+        (cupyx, installed_cupyx),
         (cp.RawKernel, cupy.RawKernel),
         (cp.RawModule, cupy.RawModule),
     ):
@@ -50,6 +53,18 @@ def test_what_is_not_there_says_so():
         cp.ones(3).cstruct  # noqa: B018
     with pytest.raises(AttributeError, match=r"cupy\.ndarray\.ctypes: no such attribute"):
         cp.ones(3).ctypes  # noqa: B018
+    for thing, name in (
+        (cp.exp, "at"),
+        (cp.get_default_memory_pool(), "used_bytes"),
+        (cp.cuda.Device(), "mem_info"),
+        (cp.cuda.Event(), "ptr"),
+        (cp.cuda.Stream.null, "ptr"),
+        (cp.ones(3).data, "mem"),
+        (cp.RawKernel("", ""), "kernel"),
+        (cp.RawModule(), "options"),
+    ):
+        with pytest.raises(AttributeError, match=f"{type(thing).__name__}.{name}: not simulated"):
+            getattr(thing, name)
     with pytest.raises(TypeError, match="insert"):
         np.insert(cp.ones(3), 0, 1)
     assert not hasattr(cp.ones(3), "__cuda_array_interface__")
@@ -234,6 +249,44 @@ def test_random_methods_are_those_of_cupy():
     for name in {*dir(cupy.random.Generator), *dir(np.random.Generator)}:
         theirs = hasattr(cupy.random.Generator, name) and hasattr(np.random.Generator, name)
         assert name.startswith("_") or hasattr(ours, name) == theirs, name
+
+
+def test_scattered():
+    for add, x in (cp.add.at, cp.zeros(3)), (cupyx.scatter_add, cp.zeros(3, cp.int32)):
+        add(x, cp.array([0, 2, 2]), cp.array([1, 2, 3], dtype=cp.int8))
+        assert x.tolist() == [1, 0, 5]
+    cupyx.scatter_max(x, [0, 0, 1], cp.array([4, 3, -1]))
+    cupyx.scatter_min(x, (slice(1, 3),), 2)
+    assert x.tolist() == [4, 0, 2]
+    with pytest.raises(TypeError, match="add: int64, must be one of int32"):
+        cp.add.at(cp.zeros(3, int), 0, 1)  # there is no atomicAdd of it
+    with pytest.raises(TypeError, match=r"must be cupy\.ndarray"):
+        cp.add.at(np.zeros(3), 0, 1)
+
+
+def test_methods_of_universal_functions():
+    x = cp.arange(1, 4)
+    assert cp.add.reduce(x).tolist() == 6 and cp.multiply.accumulate(x).tolist() == [1, 2, 6]
+    assert cp.subtract.outer(x, x[:2]).tolist() == [[0, -1], [1, 0], [2, 1]]
+    with pytest.raises(AttributeError, match="reduce: not simulated"):
+        cp.maximum.reduce(x)  # nor does CuPy's reduce
+    assert cupyx.rsqrt(cp.array([4.0, 16.0])).tolist() == [0.5, 0.25]
+
+
+def test_concatenation():
+    x = cp.arange(2)
+    assert isinstance(cp.r_[x, 5], cp.ndarray) and cp.r_[x, 5, [7]].tolist() == [0, 1, 5, 7]
+    assert cp.c_[x, x].tolist() == [[0, 0], [1, 1]]
+    for refused in slice(0, 2), "r":
+        with pytest.raises(NotImplementedError):
+            cp.r_[refused, x]
+
+
+def test_memoize():
+    calls = []
+    kept = cp.memoize(for_each_device=True)(calls.append)
+    kept(1), kept(1), kept(2)
+    assert calls == [1, 2]
 
 
 def test_assertions_of_both():

@@ -6,9 +6,10 @@ from ..devices import DEVICES
 from ..errors import CompileError
 from ..settings import current
 from .memory import MemoryPointer, uninitialised
+from .partial import Partial
 
 
-class Device(contextlib.AbstractContextManager):
+class Device(Partial, contextlib.AbstractContextManager):
     """The one device. `compute_capability` and the `attributes` are those of the architecture in force.
 
     >>> from cupyflash import ptxsim
@@ -64,7 +65,7 @@ class Device(contextlib.AbstractContextManager):
         }
 
 
-class Stream(contextlib.AbstractContextManager):
+class Stream(Partial, contextlib.AbstractContextManager):
     """A stream whose work is done as soon as it is given."""
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
@@ -91,7 +92,7 @@ class Stream(contextlib.AbstractContextManager):
 Stream.null = Stream(null=True)
 
 
-class Event:
+class Event(Partial):
     """An event that has happened."""
 
     def __init__(self, block=False, disable_timing=False, interprocess=False):
@@ -106,7 +107,7 @@ class Event:
         """Nothing: it has happened."""
 
 
-class MemoryPool:
+class MemoryPool(Partial):
     """What gives memory back to the device; here NumPy does by itself."""
 
     def free_all_blocks(self, stream=None):

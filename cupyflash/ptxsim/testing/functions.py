@@ -1,8 +1,11 @@
 """Functions of the simulated CuPy: NumPy's, for arrays of the device, and those that go between host and device."""
 
+import functools
+
 import numpy as np
 
 from .array import computed_by, copied_to_device, from_either, ndarray, on_device, on_host
+from .ufunc import UniversalFunction
 
 
 def in_common(theirs, of_numpy):
@@ -14,6 +17,8 @@ def in_common(theirs, of_numpy):
             continue
         if ours is getattr(theirs, name):
             found[name] = ours
+        elif isinstance(ours, np.ufunc):
+            found[name] = UniversalFunction(ours)
         elif callable(ours) and not isinstance(ours, type):
             found[name] = computed_by(ours)
     return found
@@ -66,3 +71,20 @@ def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
     """An array like another, uninitialised."""
     like = np.empty_like(on_host(prototype), dtype, order, shape=shape)
     return ndarray(like.shape, like.dtype, order="F" if like.flags.fnc else "C")
+
+
+class Concatenation:
+    """`cupy.r_` and `cupy.c_`: arrays, lists and numbers in one array; no ranges and directives, as CuPy has it."""
+
+    def __init__(self, of_numpy):
+        self._of_numpy = of_numpy
+
+    def __getitem__(self, key):
+        if any(isinstance(part, slice | str) for part in (key if isinstance(key, tuple) else (key,))):
+            raise NotImplementedError("cupy.r_, cupy.c_: slices and strings")
+        return on_device(self._of_numpy[from_either(key)])
+
+
+def memoize(for_each_device=False):
+    """Keep the results of a function, by its arguments."""
+    return functools.cache

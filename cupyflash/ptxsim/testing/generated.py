@@ -15,6 +15,7 @@ from .. import rawmodule
 from .array import ndarray, on_host
 from .launches import made
 from .memory import address
+from .partial import Partial
 from .raw import launch
 
 _ARRAY, _INDEXER, _SCALAR = 1, 2, 3  # kinds of arguments of CuPy's generator
@@ -22,7 +23,7 @@ _HEADERS = "".join(f"#include <{name}>\n" for name in _cupy_header_list)
 _MOST_BLOCKS = 2**31 - 1
 
 
-class GeneratedKernel:
+class GeneratedKernel(Partial):
     """What elementwise and reduction kernels have in common. `theirs`: CuPy's object, never called."""
 
     def __init__(self, theirs):
@@ -34,7 +35,7 @@ class GeneratedKernel:
     def __getattr__(self, name):
         if name in ("in_params", "out_params", "nin", "nout", "nargs", "preamble", "reduce_dims"):
             return getattr(self._theirs, name)
-        raise AttributeError(f"cupy.{type(self).__name__}.{name}: not simulated", name=name, obj=self)
+        return super().__getattr__(name)
 
     def _split(self, args):
         """Inputs, as NumPy has them, and outputs."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..memory import zeros_at
 from ..sanitizer.fresh import ALIGNMENT, empty
+from .partial import Partial
 
 _device = weakref.WeakValueDictionary()  # id -> memory of the device
 _exposed = weakref.WeakValueDictionary()  # id -> memory whose address somebody has asked for
@@ -67,7 +68,7 @@ def exposed():
     return {f"memory at {address(memory):#x}": memory for memory in list(_exposed.values())}
 
 
-class MemoryPointer:
+class MemoryPointer(Partial):
     """An address in memory of the device, as `cupy.ndarray.data` is one.
 
     >>> from cupyflash.ptxsim.testing import simulated_cupy

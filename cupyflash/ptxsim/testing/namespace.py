@@ -7,13 +7,14 @@ import cupy
 import cupyx
 import numpy as np
 
-from .array import ndarray
+from .array import computed_by, ndarray
 from .device import COMPILER, CUDA, RUNTIME, STREAM, MemoryPool
 from .elementwise import ElementwiseKernel
-from .functions import asnumpy, comparison, converting, empty, empty_like, in_common
+from .functions import Concatenation, asnumpy, comparison, converting, empty, empty_like, in_common, memoize
 from .random_numbers import RANDOM
 from .raw import RawKernel, RawModule
 from .reduction import ReductionKernel
+from .ufunc import scattering
 
 _COMPARISONS = (
     "assert_allclose",
@@ -81,7 +82,7 @@ def simulated_modules():
         "cupy.random": RANDOM,
         "cupy.testing": {name: comparison(getattr(np.testing, name)) for name in _COMPARISONS},
         "cupy": _TOP,
-        "cupyx": {},
+        "cupyx": _CUPYX,
     }
     theirs = {"cupy": cupy, "cupyx": cupyx}
     modules = {}
@@ -112,11 +113,20 @@ _TOP = {
     "ReductionKernel": ReductionKernel,
     "__version__": cupy.__version__,
     "asnumpy": asnumpy,
+    "c_": Concatenation(np.c_),
     "empty": empty,
     "empty_like": empty_like,
     "get_array_module": get_array_module,
     "get_default_memory_pool": MemoryPool,
     "get_default_pinned_memory_pool": MemoryPool,
     "is_available": lambda: True,
+    "memoize": memoize,
     "ndarray": ndarray,
+    "r_": Concatenation(np.r_),
+}
+_CUPYX = {
+    "rsqrt": computed_by(lambda x: np.reciprocal(np.sqrt(x))),
+    "scatter_add": scattering(np.add),
+    "scatter_max": scattering(np.maximum),
+    "scatter_min": scattering(np.minimum),
 }

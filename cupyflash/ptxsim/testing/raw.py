@@ -11,13 +11,14 @@ from ..kernel import named_memory
 from .array import ndarray, on_host
 from .launches import launched, made
 from .memory import MemoryPointer, address, adopted, exposed
+from .partial import Partial
 
 
 def _of_the_kernel(name):
     return property(lambda self: getattr(self._kernel, name))
 
 
-class Kernel:
+class Kernel(Partial):
     """What both have: a kernel that is compiled when it is first needed, as CuPy's are."""
 
     _kernel: object  # of ptxsim; a cached property
@@ -63,7 +64,7 @@ class RawKernel(Kernel):
         return self._make()
 
 
-class RawModule:
+class RawModule(Partial):
     """`cupy.RawModule`, simulated; the choices are those of `ptxsim.RawModule`."""
 
     def __init__(self, code=None, **choices):

@@ -15,14 +15,20 @@ class AlreadyImported(Exception):
 
 
 class _Finder:
-    """Finds CuPy's other modules, too: empty ones, for who imports one may not use it in a test."""
+    """Finds CuPy's other modules, too: empty ones, for who imports one may not use it in a test.
+
+    ``from cupyx.profiler import benchmark`` looks for a module where there is no such name, and is told what is lacking.
+    """
 
     @staticmethod
     def find_spec(name, path=None, target=None):
+        if not _is_cupy(name):
+            return None
         parent, _, _ = name.rpartition(".")
-        if _is_cupy(name) and (found := PathFinder.find_spec(name, sys.modules[parent]._directories)):
-            return ModuleSpec(name, _Loader(found.submodule_search_locations or ()))
-        return None
+        found = PathFinder.find_spec(name, sys.modules[parent]._directories)
+        if found is None:
+            raise ModuleNotFoundError(f"{name}: not simulated")
+        return ModuleSpec(name, _Loader(found.submodule_search_locations or ()))
 
 
 class _Loader:
