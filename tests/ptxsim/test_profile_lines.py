@@ -1,6 +1,7 @@
 """Counters by source line and by opcode: they add up, they go to the right line, they can be written out."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +149,35 @@ def test_tables():
     assert title == "mixed, lines with most shared wavefronts" and len(rows) == 4
     assert "wavefr" in heading and all(row.split()[0].startswith("mixed.cu:") for row in rows)
     assert max(map(len, (title, heading, *rows))) <= 120
+
+
+def test_tables_of_code_from_headers(tmp_path):
+    """Under a path that would fill a row: the last directory, and who calls it."""
+    folder = tmp_path.joinpath(*["somewhere"] * 10)
+    for name, function in (
+        ("crt/short.hpp", "set(int* x, int value) { x[threadIdx.x] = value; }"),
+        ("a_directory/of_a_very_long_name_in_some_library.cuh", "add(int* x) { x[threadIdx.x] += x[0]; }"),
+    ):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(f"__device__ void {function}")
+    source = """#include "crt/short.hpp"
+    #include "a_directory/of_a_very_long_name_in_some_library.cuh"
+    extern "C" __global__ void calls(int* x) {
+        set(x, 4);
+        set(x + 32, 4);
+        add(x);
+    }"""
+    kernel = ptxsim.RawModule(code=source, options=(f"-I{folder}",)).get_function("calls")
+    with ptxsim.profile() as profile:
+        kernel((1,), (32,), (poisoned(64, np.int32),))
+    rows = profile.kernels[0].line_table().splitlines()[2:]
+    assert max(map(len, rows)) <= 120
+    (short,) = (row for row in rows if row.split()[0] == "crt/short.hpp:1")
+    assert "  from kernel.cu:4" in short
+    (long,) = (row for row in rows if row.split()[0].startswith("..."))
+    assert long.split()[0].endswith("_library.cuh:1") and "  from kernel.cu:6" in long
+    lines = {Path(line["file"]).name: line["callers"] for line in profile.kernels[0].as_dict()["lines"]}
+    assert lines["short.hpp"] == [["kernel.cu", 4], ["kernel.cu", 5]] and lines["kernel.cu"] == []
 
 
 def test_shapes_of_launches():

@@ -117,10 +117,12 @@ class LineProfile(Counts):
     file: str = ""
     line: int = 0
     text: str = ""  # of the line, where the module's source has it
+    callers: set = dataclasses.field(default_factory=set)  # (file, line) in the kernel of calls that it is inlined at
 
     def as_dict(self):
-        """Place, text and counters by name."""
-        return {"file": self.file, "line": self.line, "text": self.text, **self.counters()}
+        """Place, text, callers and counters by name."""
+        callers = [list(caller) for caller in sorted(self.callers)]
+        return {"file": self.file, "line": self.line, "text": self.text, "callers": callers, **self.counters()}
 
 
 @dataclasses.dataclass(frozen=True)

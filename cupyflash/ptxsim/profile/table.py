@@ -1,8 +1,11 @@
 """Profiles as text for a terminal."""
 
+from pathlib import Path
+
 from .annotated import bounds, demands
 
 _WIDTH = 120
+_CALLER = 18  # of it for the line that calls a function
 _COLUMNS = (  # of the table of lines: heading, counter
     ("instr", "warp_instructions"),
     ("lanes", "active_lane_efficiency"),
@@ -45,14 +48,30 @@ def line_table(kernel, count, by):
     cells = [[heading for heading, _ in _COLUMNS]]
     cells += [[_number(getattr(line, counter)) for _, counter in _COLUMNS] for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    places = ["line", *(f"{line.file}:{line.line}" for line in lines)]
-    texts = ["", *(line.text.strip() for line in lines)]
+    places = ["line", *(_place(line.file, line.line) for line in lines)]
+    texts = ["", *(_text(line) for line in lines)]
+    room = _WIDTH - sum(width + 2 for width in widths) - 4
+    room -= _CALLER if any(line.callers and not line.text for line in lines) else 0
+    places = [place if len(place) <= room else f"...{place[3 - room :]}" for place in places]
     first = max(map(len, places))
     rows = []
     for place, row, text in zip(places, cells, texts, strict=True):
         numbers = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         rows.append(f"  {place:<{first}}  {numbers}  {text}"[:_WIDTH].rstrip())
     return "\n".join([f"{kernel.name}, lines with most {by.replace('_', ' ')}", *rows])
+
+
+def _place(file, line):
+    """A line; of a header that is installed somewhere, only the last directory is given."""
+    parts = Path(file).parts
+    return f"{'/'.join(parts[-2:]) if Path(file).is_absolute() else file}:{line}"
+
+
+def _text(line):
+    """What stands in a line; of a function from elsewhere, who calls it."""
+    if line.text or not line.callers:
+        return line.text.strip()
+    return f"from {', '.join(_place(*caller) for caller in sorted(line.callers))}"
 
 
 def _largest_first(counts):

@@ -42,6 +42,7 @@ class Tally:
         key = (program, index)
         if key not in self.per_warp:
             self.per_warp[key] = _per_line(program.blocks[index])
+            self.add_callers(program.blocks[index])
         for source, (number, classes, opcodes, flops, products) in self.per_warp[key].items():
             for counts in (self.line(source), self.kernel):
                 counts.add("instructions", classes, warps)
@@ -49,6 +50,12 @@ class Tally:
                 counts.add("flops", flops, lanes)
                 counts.add("mma_flops", products, warps)
                 counts.add("lane_instructions", number, lanes)
+
+    def add_callers(self, block):
+        for ins in _instructions(block):
+            if ins.calls:
+                file, _, number = ins.calls[-1].rpartition(":")
+                self.line(source_of(ins)).callers.add((file, int(number)))
 
     def add_instruction(self, ins, counted):
         for counts in (self.line(source_of(ins)), self.kernel):
@@ -67,10 +74,14 @@ class Tally:
         return self.lines[source]
 
 
+def _instructions(block):
+    return [*block.code, *([block.ending] if block.ending else [])]
+
+
 def _per_line(block):
     """Source line -> (instructions, their classes, opcodes and scalar FLOPs, FLOPs of tensor cores)."""
     lines = {}
-    for ins in [*block.code, *([block.ending] if block.ending else [])]:
+    for ins in _instructions(block):
         number, classes, opcodes, flops, products = lines.setdefault(source_of(ins), (0, {}, {}, {}, 0))
         _one_more(classes, instruction_class(ins), 1)
         _one_more(opcodes, opcode_key(ins), 1)
