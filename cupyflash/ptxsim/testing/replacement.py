@@ -17,7 +17,7 @@ class AlreadyImported(Exception):
 class _Finder:
     """Finds CuPy's other modules, too: empty ones, for who imports one may not use it in a test.
 
-    ``from cupyx.profiler import benchmark`` looks for a module where there is no such name, and is told what is lacking.
+    ``from cupyx.profiler import benchmark`` looks for a module if there is no such name, and is told what is lacking.
     """
 
     @staticmethod
