@@ -362,6 +362,13 @@ def test_kernels_by_their_names_in_the_source(folder, capsys):
     for kernel, value in ("first", 1), ("inner::second", 2), ("third<int>", 3):
         run(f"sanitize names.cu --kernel {kernel} --grid 1 --block 1 --arg out:i32:1 --save 0=x.npy")
         assert np.load("x.npy") == value
+    (folder / "overloaded.cu").write_text("""
+    __global__ void both(int* x) { *x = 1; }
+    __global__ void both(float* x) { *x = 2; }
+    """)
+    run("sanitize overloaded.cu --kernel both --grid 1 --block 1", status=2)
+    assert capsys.readouterr().err.endswith("no kernel 'both' in this module; it has _Z4bothPi, _Z4bothPf\n")
+    run("sanitize overloaded.cu --kernel _Z4bothPf --grid 1 --block 1 --arg out:f32:1")
     (folder / "template.cu").write_text("template <int N> __global__ void fill(int* x) { *x = N; }")
     run("sanitize names.cu --kernel third --grid 1 --block 1", status=2)
     assert capsys.readouterr().err.endswith("; a template needs its arguments: --kernel 'third<float>'\n")

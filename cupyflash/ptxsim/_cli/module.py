@@ -61,7 +61,8 @@ class Source:
         if not self.is_ptx and name.isidentifier():
             with contextlib.suppress(ptxsim.CompileError):
                 return self._module(cooperative, (name,)).get_function(name)
-        said = re.sub(r"name_expressions=\((.*?),\)", r"--kernel \1", str(error))
+        said = str(error).partition("; a C++ function needs")[0]  # as above: overloaded, or no kernel
+        said = re.sub(r"name_expressions=\((.*?),\)", r"--kernel \1", said)
         raise CommandError(f"--kernel: {said}") from error
 
     def _module(self, cooperative: bool, expressions: tuple[str, ...]) -> ptxsim.RawModule:
