@@ -17,7 +17,7 @@ hypothesis.settings.load_profile("cupyflash")
 
 # Parsed kernels are kept, millions of objects that no collection can free; at Python's own thresholds an eighth of the
 # time of the tests goes into looking at them.
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_addoption(parser):

@@ -1,6 +1,7 @@
 """The battery passes on the kernels as they are, and catches the mutants made by hand.
 
-Of those the first of each file is judged in every run of the tests, and the others by ``make deep``.
+Of the mutants the first of each file is judged in every run of the tests, and of the battery the first cases of each
+family; the others by ``make deep``.
 """
 
 import pytest
@@ -10,7 +11,13 @@ from tests.mutants.fixed import FAULTS
 from tests.mutants.judge import CAUGHT, judge
 
 
-@pytest.mark.parametrize("number", range(len(battery.CASES)))
+IN_EVERY_RUN = 60  # cases, of families in turn
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=() if n < IN_EVERY_RUN else pytest.mark.deep) for n in range(len(battery.CASES))],
+)
 def test_the_battery_finds_no_fault_in_the_kernels(number):
     case = battery.CASES[number]
     case.judge(case)
