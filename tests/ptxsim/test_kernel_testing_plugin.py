@@ -293,6 +293,14 @@ def test_who_holds_cupy_is_named():
         replacement.replace_cupy()
 
 
+def test_modules_may_have_no_name(monkeypatch):
+    nameless = type(pytest)("nameless")
+    del nameless.__name__
+    monkeypatch.setattr(experiments, "holds", nameless, raising=False)
+    with pytest.raises(replacement.AlreadyImported):
+        replacement.replace_cupy()
+
+
 def test_auto_on_a_machine_with_a_gpu(monkeypatch):
     monkeypatch.setattr(cupy, "is_available", lambda: True)
     option = argparse.Namespace(ptxsim="auto")

@@ -87,5 +87,5 @@ def _holders():
 def _origin(value):
     """The module that a value is, or that its class is of."""
     if isinstance(value, ModuleType):
-        return object.__getattribute__(value, "__dict__")["__name__"]
+        return object.__getattribute__(value, "__dict__").get("__name__", "")
     return str((value if isinstance(value, type) else type(value)).__module__)
