@@ -284,8 +284,16 @@ def test_a_failing_write_leaves_nothing(folder, capsys, monkeypatch):
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.fixture
+def sigint_is_handled():
+    """Also where the tests run in a shell's background, which ignores it and hands that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_ctrl_c_leaves_nothing(folder):
+def test_ctrl_c_leaves_nothing(folder, sigint_is_handled):
     np.save("long.npy", np.zeros((64, 4096, 64), np.float16))
     before = sorted(folder.iterdir())
     command = [sys.executable, "-m", "cupyflash", "attend", *["long.npy"] * 3, "--device", "simulator", "-o", "o.npy"]
