@@ -40,12 +40,17 @@ def compiled(source, arch, *options):
         nvrtc.destroyProgram(program)
 
 
+FIRST_AND_LAST = ARCHITECTURES[0], ARCHITECTURES[-1]
+
+
 def flash_fwd_source(dtype, head_dims, causal, arch, scale_positive=True):
     defines = _config.flash_fwd_defines(dtype, *head_dims, causal=causal, scale_positive=scale_positive, arch=arch)
     return _source.render("flash_fwd", defines)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=() if arch in FIRST_AND_LAST else pytest.mark.deep) for arch in ARCHITECTURES]
+)
 @pytest.mark.parametrize(
     ("dtype", "head_dims", "causal"),
     SPECIALISATIONS,
