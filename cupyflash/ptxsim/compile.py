@@ -9,11 +9,13 @@ import tempfile
 import threading
 import uuid
 import warnings
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from .binding import load_nvrtc
 from .errors import CompileError
+from .own_process import call_apart
 from .settings import current
 
 SOURCE_NAME = "kernel.cu"
@@ -36,6 +38,8 @@ _HINTS = {  # what NVRTC says -> what to know besides
     ),
     "device-side kernel launch": "Kernels that launch kernels (dynamic parallelism) do not run in the simulator",
 }
+# After these NVRTC 13.5 compiles otherwise than before, to the end of its process, with or without them.
+_LASTING_OPTIONS = ("-G", "--device-debug", "-Ofc", "--Ofast-compile")
 _INCLUDE_OPTIONS = ("-I", "--include-path", "-include", "--pre-include")
 
 
@@ -51,7 +55,8 @@ def compile_ptx(code, options=(), arch=None, name_expressions=None):
         ``-ftz=false`` has no effect: only inline PTX without ``.ftz`` keeps float32 subnormals; ``-std=c++17`` is added
         unless given. Headers are looked for in CuPy's CUB, Thrust and libcu++ first, then in your directories, then
         among CuPy's own and those of the CUDA toolkit; ``mma.h`` needs ``nvidia-cuda-crt`` (for CUDA 12,
-        ``nvidia-cuda-nvcc-cu12``).
+        ``nvidia-cuda-nvcc-cu12``). With ``-G`` or ``-Ofc`` NVRTC runs in a process of its own, since it would compile
+        all that follows otherwise.
     arch : str, optional
         Such as ``"sm_80"``; default: that of the settings in force.
 
@@ -97,7 +102,9 @@ def _compiled(code, options, target, name_expressions, text_of):
     key = None if _reads_files(code, options) else _cache_key(code, arguments, names)
     cached = key and _CACHE.read(key)
     if cached is None:
-        cached = _run_nvrtc(code, arguments, names, text_of)
+        apart = any(option.startswith(_LASTING_OPTIONS) for option in options)
+        run = partial(call_apart, _run_nvrtc) if apart else _run_nvrtc
+        cached = run(code, arguments, names, text_of)
         if key:
             _CACHE.write(key, cached)
     lowered, text = cached.split("\n", 1)

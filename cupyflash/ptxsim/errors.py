@@ -41,6 +41,9 @@ class CompileError(Exception):
         self.source = source
         self.options = options
 
+    def __reduce__(self):  # from the process that NVRTC may run in
+        return type(self), (str(self), self.source, self.options)
+
 
 class CompilerMissing(ImportError):
     """There is no NVRTC to compile with, or no CuPy to call it through."""

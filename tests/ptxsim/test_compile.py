@@ -199,3 +199,23 @@ def test_a_missing_compiler_is_named(cache, monkeypatch, missing):
         monkeypatch.setattr(libs, "nvrtc", _NoLibrary(), raising=False)
     with pytest.raises(ptxsim.CompilerMissing, match=r'NVRTC is needed .* pip install "cupyflash\[cuda13\]"'):
         ptxsim.RawModule(code=VALUE, options=("-DVALUE=1",))
+
+
+PICK = """
+struct Params { float* out; float values[8]; };
+extern "C" __global__ void pick(const __grid_constant__ Params params) {
+    params.out[threadIdx.x] = params.values[threadIdx.x % 8];
+}"""
+
+
+@pytest.mark.parametrize("option", ["-G", "--device-debug", "-Ofc=max", "--Ofast-compile=max"])
+def test_no_option_lasts_beyond_its_program(option, tmp_path, monkeypatch):
+    ptx = []
+    for folder in "before", "after":
+        monkeypatch.setenv("CUPYFLASH_CACHE_DIR", str(tmp_path / folder))
+        ptx.append(ptxsim.compile_ptx(PICK))
+        ptxsim.compile_ptx(VALUE, ("-DVALUE=1", option))
+    assert ptx[0] == ptx[1]
+    with pytest.raises(ptxsim.CompileError, match="nothing") as caught:
+        ptxsim.compile_ptx(VALUE, ("-DVALUE=nothing", option))
+    assert caught.value.source == VALUE
