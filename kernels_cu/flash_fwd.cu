@@ -19,6 +19,7 @@ using Compute = float;
 #include "block_range.cuh"
 #include "nonfinite.cuh"
 #include "split.cuh"
+#include "query_rows.cuh"
 #include "numerics.cuh"
 #include "rounded.cuh"
 #include "softmax.cuh"
@@ -79,19 +80,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     sequence.take_split(params, block.split);
     const int num_queries = min(BLOCK_M, sequence.num_rows - first_query);   // none, in some blocks of short sequences
     if (LENGTHS == PACKED && num_queries <= 0) return;   // a tile that only the longest sequences have
-#if STACKED
-    // For a row of the tile: what gives an operand's matrix for its head, and where its row of an operand begins.
-    auto rows_at = [&](int row) {
-        return [&, head = sequence.head(int64_t(first_query) + row)](const auto& operand) {
-            return rows(operand) + head * operand.batch_stride[params.batch.ndim - 1];
-        };
-    };
-    auto row_at = [&](const auto& operand, int row) {
-        return rows_at(row)(operand) + (sequence.first_query + sequence.query(first_query + row)) * operand.row_stride;
-    };
-#else
-    auto rows_at = [&](int) { return rows; };
-#endif
+    const QueryRows query_rows(params, sequence, rows, first_query);
     const int warp_row = warp * M_TILES * MMA_M;
     KeyTiles tiles = key_tiles(first_query, sequence);
     tiles.take_block_mask(params, rows, first_query);
@@ -102,15 +91,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     TileLoader<BLOCK_N, HEAD_DIM_V, NUM_THREADS> value_loader(
         value_tile, rows(params.value) + (sequence.first_key + tiles.begin * BLOCK_N) * params.value.row_stride,
         params.value.row_stride, params.head_dim_v, thread);
-#if STACKED
-    load_rows_async<NUM_THREADS>(query_tile, [&](int row) {
-        return row < num_queries && sequence.counts(first_query + row) ? row_at(params.query, row) : nullptr;
-    }, params.head_dim, thread);
-#else
-        TileLoader<BLOCK_M, HEAD_DIM, NUM_THREADS>(
-            query_tile, rows(params.query) + (sequence.first_query + first_query) * params.query.row_stride,
-            params.query.row_stride, params.head_dim, thread).load_async(num_queries);
-#endif
+    query_rows.template load_async<NUM_THREADS>(query_tile, num_queries, thread);
     int keys_left = sequence.seqlen_k - tiles.begin * BLOCK_N;   // from the current tile on
     if (tiles.begin < tiles.end) key_loader.load_async(keys_left);
 
@@ -121,15 +102,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
     float acc[M_TILES][DIM_TILES][4] = {};
     // A scale that is not positive would make a minimum of the maximum: the scores are multiplied by it beforehand.
     OnlineSoftmax<M_TILES> softmax(SCALE_POSITIVE && !PAIR_BY_PAIR ? params.scale_log2 : 1.0f);
-#if STACKED
-    // What a score depends on may differ between stacked heads: each of a lane's rows has a function of its own.
-    ScoreFunction score_functions[2 * M_TILES];
-#pragma unroll
-    for (int n = 0; n < 2 * M_TILES; ++n)
-        score_functions[n] = ScoreFunction(params, sequence, rows_at(warp_row + n * 8 + lane / 4));
-#else
-    const ScoreFunction score_function(params, sequence, rows);
-#endif
+    const ScoreFunctions<M_TILES> score_functions(params, sequence, query_rows, warp_row, lane);
     const Dropout dropout(params, rows);
     auto visit = [&](int tile, auto boundary) {
         float scores[M_TILES][N_TILES][4] = {};
@@ -145,9 +118,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         if constexpr (PAIR_BY_PAIR) {
             for_each_score(scores, first_query + warp_row, tile * BLOCK_N, lane,
                            [&](float& score, int m, int half, int column, int i, int j) {
-#if STACKED
-                const ScoreFunction& score_function = score_functions[2 * m + half];
-#endif
+                const ScoreFunction& score_function = score_functions(m, half);
                 const int query = int(sequence.query(i));
                 const bool seen = query < sequence.seqlen_q && j < sequence.seqlen_k &&
                                   (!boundary.value || mask.visible(m, half, column)) && score_function.keeps(query, j);
@@ -229,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
 #endif
 #if defined(SINK) && !SPLIT
             const float sink_log2 =
-                in_base_2(converted<float>(Element<SINK>::load(*rows_at(row)(params.variant.attn_sink))));
+                in_base_2(converted<float>(Element<SINK>::load(*query_rows.of_head(row)(params.variant.attn_sink))));
             const bool saw_key = softmax.max_scaled[m][half] != NO_KEY;
             const float factor = counts ? softmax.add_sink(m, half, sink_log2) : 0.0f;
             float inverse = saw_key ? factor * softmax.inverse_sum(m, half) : 0.0f;
@@ -256,15 +227,6 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS) flash_fwd(const __grid
         }
 #if !SPLIT
     __syncwarp();   // a warp stores only the rows that it wrote
-#if STACKED
-    // One row at a time: matrices of one row, at any place.
-    for (int row = warp_row; row < min(warp_row + M_TILES * MMA_M, num_rows); ++row)
-        store_rows<1>(out_tile, row, row_at(params.out, row) - row * params.out.row_stride, params.out.row_stride,
-                      row + 1, params.head_dim_v, lane);
-#else
-        store_rows<M_TILES * MMA_M>(out_tile, warp_row,
-                                    rows(params.out) + (sequence.first_query + first_query) * params.out.row_stride,
-                                    params.out.row_stride, num_rows, params.head_dim_v, lane);
-#endif
+    query_rows.template store<M_TILES * MMA_M>(out_tile, warp_row, num_rows, lane);
 #endif
 }

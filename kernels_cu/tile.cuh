@@ -8,7 +8,7 @@ constexpr int LINE = CHUNK * CHUNKS_PER_LINE;
 // line: the eight rows that one ldmatrix phase reads then lie in eight different bank groups.
 template <int ROWS, int COLS>
 struct SharedTile {
-    static constexpr int NUM_ROWS = ROWS;
+    static constexpr int NUM_ROWS = ROWS, NUM_COLS = COLS;
     static constexpr int LINES = ceil_div(COLS, LINE);
     static constexpr int ROW_BYTES = LINES * LINE * 2;
     static constexpr int BYTES = ROWS * ROW_BYTES;
