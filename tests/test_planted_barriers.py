@@ -55,9 +55,9 @@ FAULTS = {
         (ANY, "half", RACE, "spread_nonfinite", "value_loader.load_async"),
         (BARRIER, "half", RACE, "remove_nonfinite", "_nonfinite"),
         (BARRIER, "half", RACE, "key_loader.load_async(keys_left)", "mma_abt<"),
-        (WAIT, "no keys", NO_WAIT, "st_shared(out_tile", "TileLoader<BLOCK_M, HEAD_DIM,"),
-        (BARRIER, "no keys", RACE, "st_shared(out_tile", "TileLoader<BLOCK_M, HEAD_DIM,"),
-        (WARP, "half", RACE, "store_rows", "st_shared(out_tile"),
+        (WAIT, "no keys", NO_WAIT, "st_shared(out_tile", "query_rows.template load_async"),
+        (BARRIER, "no keys", RACE, "st_shared(out_tile", "query_rows.template load_async"),
+        (WARP, "half", RACE, "query_rows.template store", "st_shared(out_tile"),
     ],
     "flash_fwd_fma.cu": [
         (BARRIER, "float", RACE, "key_loader.load_async", "multiply<"),
