@@ -18,6 +18,7 @@ Window = tuple[int | None, int | None]
 
 #: What an expression may name beside the arrays of ``aux``.
 EXPRESSION_NAMES = ("score", *PLACES)
+NO_ORIGIN = (0, 0, 0, 0)  # of batch, head, query and key
 SPLIT_STEP = 128
 DROPOUT_STEPS = 2**32  # a pair is dropped by comparing 32 random bits
 MAX_SHIFT = 2**31 - 1  # of the key that a query stands at, either way
@@ -125,6 +126,20 @@ def checked_seed(seed: Any) -> int:
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed: {seed!r} is not between 0 and 2**64 - 1")
     return int(seed)
+
+
+def checked_origin(origin: Any, ends: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """What positions count from; ``ends`` are how many batches, heads, queries and keys there are."""
+    if not isinstance(origin, tuple | list) or len(origin) != 4:
+        raise TypeError(f"origin: expected (batch, head, query, key), not {described(origin)}")
+    for place, size in zip(origin, ends, strict=True):
+        if isinstance(place, bool) or not isinstance(place, numbers.Integral):
+            raise TypeError(f"origin: expected whole numbers, not {described(origin)}")
+        most = max(MAX_SHIFT - size, 0)
+        if not 0 <= place <= most:
+            raise ValueError(f"origin: {place} in {origin!r} is not between 0 and {most}")
+    batch, head, query, key = map(int, origin)
+    return batch, head, query, key
 
 
 def check_expression(name: str, expression: Any) -> None:

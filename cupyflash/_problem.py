@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -11,9 +12,10 @@ from typing import Any
 from cupyflash._arrays import check_result
 from cupyflash._block_mask import BlockMask
 from cupyflash._layouts import Layout, operand_layout
-from cupyflash._lengths import checked_lengths
+from cupyflash._lengths import checked_lengths, heads_of
 from cupyflash._numerics import Numerics
 from cupyflash._options import (
+    NO_ORIGIN,
     Window,
     check_expression,
     check_flag,
@@ -22,6 +24,7 @@ from cupyflash._options import (
     checked_aux,
     checked_dropout,
     checked_numerics,
+    checked_origin,
     checked_scale,
     checked_softcap,
     checked_window,
@@ -38,9 +41,9 @@ class Problem(Arrangement):
     arrays that were given: mask, bias, alibi_slopes, attn_sink as they are, seqlens_q and seqlens_k as int32 arrays on
     the host. ``layouts`` has one of each over ``batch_shape``, with 0 where it is broadcast; rows and columns are those
     of a mask and a bias. ``aux`` are the arrays that the expressions name. ``inputs`` are all arrays beside q, k and v,
-    as they were given. Dropout and expressions count batches from ``first_batch``, which is the sequence's number where
-    the call is one sequence of a packed batch. The kernel stacks the queries of ``stacked_heads`` heads at a
-    time, steps of the last dimension of the batch that is not 1 (_stacking.py).
+    as they were given. Dropout and expressions count batches, heads, queries and keys from ``origin``. The kernel
+    stacks the queries of ``stacked_heads`` heads at a time, steps of the last dimension of the batch that is not 1
+    (_stacking.py).
     """
 
     softmax_scale: float
@@ -50,6 +53,7 @@ class Problem(Arrangement):
     softcap: float | None
     dropout_p: float
     seed: int
+    origin: tuple[int, int, int, int]
     score_mod: str | None
     mask_mod: str | None
     block_mask: BlockMask | None
@@ -59,7 +63,6 @@ class Problem(Arrangement):
     layouts: Mapping[str, Layout]
     aux: Mapping[str, Any]
     inputs: Mapping[str, Any]
-    first_batch: int = 0
     stacked_heads: int = 1
 
     @property
@@ -119,6 +122,7 @@ def _with_options(
     seqlens_k=None,
     dropout_p=0.0,
     seed=None,
+    origin=NO_ORIGIN,
     score_mod=None,
     mask_mod=None,
     aux=None,
@@ -134,12 +138,17 @@ def _with_options(
     softmax_scale = checked_scale(softmax_scale, arrangement.head_dim, arrangement.dtype)
     softcap = checked_softcap(softcap, arrangement.dtype)
     dropout_p, seed = checked_dropout(dropout_p, seed)
+    num_heads = heads_of(arrangement.leading_shape)
+    num_batches = math.prod(arrangement.leading_shape) // max(num_heads, 1)
+    origin = checked_origin(origin, (num_batches, num_heads, arrangement.seqlen_q, arrangement.seqlen_k))
     check_expression("score_mod", score_mod)
     if isinstance(mask, BlockMask):
         raise TypeError("mask: a BlockMask is given as mask_mod")
     block_mask = None
     if isinstance(mask_mod, BlockMask):
         block_mask, mask_mod = mask_mod, mask_mod.mask_mod
+        if origin != NO_ORIGIN:
+            raise ValueError(f"origin: {origin} with a BlockMask, which counts from 0; give the expression as mask_mod")
         block_mask.check_fits(arrangement, q, with_lengths=seqlens_q is not None or seqlens_k is not None)
         aux = block_mask.joined_aux(aux)
     check_expression("mask_mod", mask_mod)
@@ -178,6 +187,7 @@ def _with_options(
         softcap=softcap,
         dropout_p=dropout_p,
         seed=seed,
+        origin=origin,
         score_mod=score_mod,
         mask_mod=mask_mod,
         block_mask=block_mask,

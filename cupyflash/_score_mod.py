@@ -17,6 +17,7 @@ from cupyflash._problem import Problem
 from cupyflash._user_functions import aux_dtype, aux_params, user_functions
 
 THREADS = 256
+_FIRST = ("first_batch", "first_head", "first_query", "first_key")
 _ARRAYS = ("score", "score_error", "value", "derivative", "value_error", "derivative_error", "keep", "bits")
 
 
@@ -91,7 +92,7 @@ def _run(problem: Problem, kernel: str, defines: dict[str, int | str] | None = N
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         num_heads=heads_of(problem.leading_shape),
-        first_batch=problem.first_batch,
+        **dict(zip(_FIRST, problem.origin, strict=True)),
         aux=aux_params(aux),
     )
     config = _config.KernelConfig(
@@ -110,7 +111,7 @@ def params_dtype(aux) -> np.dtype:
         [
             *((name, np.uint64) for name in (*_ARRAYS, "seqlens_q", "seqlens_k")),
             ("num_pairs", np.int64),
-            *((name, np.int32) for name in ("seqlen_q", "seqlen_k", "num_heads", "first_batch")),
+            *((name, np.int32) for name in ("seqlen_q", "seqlen_k", "num_heads", *_FIRST)),
             ("aux", aux_dtype(aux)),
         ],
         align=True,

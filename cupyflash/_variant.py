@@ -15,7 +15,7 @@ import numpy as np
 from cupyflash._arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupyflash._layouts import Layout
 from cupyflash._lengths import heads_of
-from cupyflash._options import drop_threshold
+from cupyflash._options import NO_ORIGIN, drop_threshold
 from cupyflash._problem import Problem
 from cupyflash._shapes import MAX_SEQLEN
 from cupyflash._user_functions import aux_dtype, aux_params, user_functions
@@ -27,6 +27,7 @@ ELEMENT = {FLOAT16: "Half", BFLOAT16: "BFloat16", FLOAT32: "float", FLOAT64: "do
 _ELEMENT_CONSTANTS = {"bias": "BIAS", "alibi_slopes": "ALIBI", "attn_sink": "SINK"}
 PADDED, PACKED = 1, 2  # values of LENGTHS
 _PHILOX = np.dtype([("key_low", np.uint32), ("key_high", np.uint32)])
+_PLACE = np.dtype([(name, np.int32) for name in ("batch", "head", "query", "key")])
 _LENGTHS = ("seqlens_q", "seqlens_k")
 _PAIR_OPERANDS = ("mask", "bias")  # one value for each query and key
 
@@ -55,6 +56,8 @@ def defines(problem: Problem, *, return_max: bool = False, split: bool = False) 
         constants["RETURN_MAX"] = 1
     if functions := user_functions(problem):
         constants |= functions.constants
+    if _with_origin(problem):
+        constants["ORIGIN"] = 1
     if with_block_mask(problem):
         constants["BLOCK_MASK"] = problem.block_mask.block_size
     return constants
@@ -142,6 +145,8 @@ def params_dtype(
         fields += [("philox", _PHILOX), ("drop_below", np.uint32), ("keep_scale", compute)]
     if _with_batch_number(problem):
         fields += [("batch_number", operand), ("num_heads", np.int32)]
+    if _with_origin(problem):
+        fields.append(("origin", _PLACE))
     if split:
         fields += [
             ("split_size", np.int32),
@@ -195,6 +200,8 @@ def params(
         }
     if _with_batch_number(problem):
         values |= {"batch_number": operands["batch_number"], "num_heads": heads_of(problem.leading_shape)}
+    if _with_origin(problem):
+        values["origin"] = dict(zip(_PLACE.names, problem.origin, strict=True))
     if row_max is not None:
         values["row_max"] = row_max
     if user_functions(problem):
@@ -216,3 +223,7 @@ def _with_lengths(problem: Problem) -> bool:
 
 def _with_batch_number(problem: Problem) -> bool:
     return problem.dropout_p > 0 or problem.packed is not None or user_functions(problem) is not None
+
+
+def _with_origin(problem: Problem) -> bool:
+    return problem.origin != NO_ORIGIN and (problem.dropout_p > 0 or user_functions(problem) is not None)

@@ -12,7 +12,7 @@ from cupyflash._block_mask import BlockMask
 from cupyflash._combine import Parts
 from cupyflash._launch import Launch
 from cupyflash._numerics import Numerics
-from cupyflash._options import Align, Window
+from cupyflash._options import NO_ORIGIN, Align, Window
 from cupyflash._plan import Call, Plan, Planner
 from cupyflash._problem import Problem, attention_problem
 
@@ -35,6 +35,7 @@ def attention(
     seqlens_k=None,
     dropout_p: float = 0.0,
     seed: int | None = None,
+    origin: tuple[int, int, int, int] = NO_ORIGIN,
     score_mod: str | None = None,
     mask_mod: str | BlockMask | None = None,
     aux: Mapping[str, Any] | None = None,
@@ -108,9 +109,12 @@ def attention(
         The probability, 0 <= dropout_p < 1, to drop a weight, and 64 bits that decide which; ``seed`` is needed where
         ``dropout_p`` is not 0. :func:`dropout_mask` gives what is kept. A dropped key is seen all the same: its value
         counts as 0 * v[j].
+    origin : (batch, head, query, key), optional
+        What dropout and ``b``, ``h``, ``i``, ``j`` of expressions count from, in place of 0: for a part of a larger
+        call, with which it then drops and modifies the same pairs.
     score_mod, mask_mod : str, optional
         CUDA C++ expressions: the new score, and whether to attend. They may use ``score`` (score_mod only), ``b`` and
-        ``h`` (batch and head, from 0), ``i``, ``j``, ``L``, ``S`` (int; lengths of the batch) and names of ``aux``.
+        ``h`` (batch and head), ``i``, ``j``, ``L``, ``S`` (int; lengths of the batch) and names of ``aux``.
         ``score`` carries its derivative and converts to no other number. It has ``+ - * /``, comparisons, ``?:``, abs,
         fabs, min, max, fmin, fmax, exp, log, sqrt, tanh, sin, cos, isnan and pow with a constant exponent; what it
         meets is rounded to its type, float32 or for float64 inputs float64. ``-INFINITY`` removes a pair,
@@ -178,6 +182,7 @@ def attention(
         seqlens_k=seqlens_k,
         dropout_p=dropout_p,
         seed=seed,
+        origin=origin,
         score_mod=score_mod,
         mask_mod=mask_mod,
         aux=aux,

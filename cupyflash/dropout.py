@@ -6,6 +6,7 @@ Philox (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash._lengths import heads_of
-from cupyflash._options import checked_dropout, checked_seed, drop_threshold
+from cupyflash._options import NO_ORIGIN, checked_dropout, checked_origin, checked_seed, drop_threshold
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -22,7 +23,7 @@ _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, first_batch: int = 0) -> np.ndarray:
+def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, origin: Sequence[int] = NO_ORIGIN) -> np.ndarray:
     """The weights that :func:`cupyflash.attention` keeps, True, and those that it drops, bit for bit.
 
     Parameters
@@ -32,15 +33,16 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, first_bat
         heads. A smaller L or S gives a part of the same mask.
     dropout_p, seed
         As they were given to the call.
-    first_batch : int
-        What b starts from, for a part of a batch.
+    origin : (batch, head, query, key)
+        As it was given to the call.
 
     Returns
     -------
     numpy.ndarray
         bool. A pair (i, j) of head h and batch b is kept where word j % 4 of the 4 that Philox4x32-10 makes of the
         counter (j // 4, i, h, b) and the key (seed % 2**32, seed // 2**32) is at least round(dropout_p * 2**32). b
-        counts the leading dimensions, without heads, in C order; h is 0 where there are none.
+        counts the leading dimensions, without heads, in C order; h is 0 where there are none. All four count from
+        ``origin``.
 
     Raises
     ------
@@ -59,13 +61,16 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, first_bat
     *leading, rows, columns = _checked_shape(shape)
     threshold = np.uint64(drop_threshold(checked_dropout(dropout_p, checked_seed(seed))[0]))
     num_heads = heads_of(tuple(leading))
+    num_batches = math.prod(leading) // max(num_heads, 1)
+    first_batch, first_head, first_query, first_key = checked_origin(origin, (num_batches, num_heads, rows, columns))
     mask = np.empty((*leading, rows, columns), bool)
-    row, group = np.ogrid[:rows, : -(-columns // 4)]
+    skipped = first_key % 4
+    row, group = np.ogrid[first_query : first_query + rows, first_key // 4 : -(-(first_key + columns) // 4)]
     if mask.size:
         for number, matrix in enumerate(mask.reshape(-1, rows, columns)):
             batch, head = divmod(number, num_heads)
-            words = philox((group, row, head, first_batch + batch), (seed % 2**32, seed >> 32))
-            matrix[...] = np.stack(words, axis=-1).reshape(rows, -1)[:, :columns] >= threshold
+            words = philox((group, row, first_head + head, first_batch + batch), (seed % 2**32, seed >> 32))
+            matrix[...] = np.stack(words, axis=-1).reshape(rows, -1)[:, skipped : skipped + columns] >= threshold
     return mask
 
 

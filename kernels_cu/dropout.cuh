@@ -4,7 +4,7 @@ struct Dropout {
 #if DROPOUT
     Philox philox;
     uint32_t drop_below;
-    uint32_t head, batch;
+    Place first;
     Compute keep_scale;   // 1 / (1 - p): what is kept stands for all
 
     // `rows` gives an operand's matrix for this batch.
@@ -12,22 +12,20 @@ struct Dropout {
     __device__ Dropout(const Params& params, Rows rows)
         : philox(params.variant.philox),
           drop_below(params.variant.drop_below),
-          keep_scale(params.variant.keep_scale) {
-        const BatchAndHead matrix(params, rows);
-        head = matrix.head;
-        batch = matrix.batch;
-    }
-
-    __device__ uint4 words(int i, int j) const { return philox({uint32_t(j) >> 2, uint32_t(i), head, batch}); }
+          first(params, rows),
+          keep_scale(params.variant.keep_scale) {}
 
     __device__ bool keeps(int i, int j) const {
+        j += first.key;
         const uint4 four = words(i, j);
         const uint32_t word = j & 2 ? (j & 1 ? four.w : four.z) : (j & 1 ? four.y : four.x);
         return word >= drop_below;
     }
 
-    // Bits that are left of a packed pair at keys j and j + 1, j even: both are words of one counter.
+    // Bits that are left of a packed pair at keys j and j + 1, j even: unless keys are counted from an odd one, both
+    // are words of one counter.
     __device__ uint32_t kept_keys(int i, int j) const {
+        if (ORIGIN) return kept_bits(keeps(i, j), keeps(i, j + 1));
         const uint4 four = words(i, j);
         const uint2 pair = j & 2 ? uint2{four.z, four.w} : uint2{four.x, four.y};
         return kept_bits(pair.x >= drop_below, pair.y >= drop_below);
@@ -43,6 +41,11 @@ struct Dropout {
     }
 
 private:
+    // Of the four keys that have counted key j among them.
+    __device__ uint4 words(int i, int j) const {
+        return philox({uint32_t(j) >> 2, uint32_t(first.query + i), uint32_t(first.head), uint32_t(first.batch)});
+    }
+
     static __device__ uint32_t kept_bits(bool low, bool high) {
         return (low ? 0x0000ffff : 0) | (high ? 0xffff0000 : 0);
     }

@@ -27,25 +27,28 @@ struct Params {
     uint32_t* bits;
     const int *seqlens_q, *seqlens_k;   // of each matrix
     int64_t num_pairs;
-    int seqlen_q, seqlen_k, num_heads, first_batch;
+    int seqlen_q, seqlen_k, num_heads;
+    int first_batch, first_head, first_query, first_key;   // what b, h, i and j count from
     AuxArrays aux;
 };
 
 __device__ Pair pair_of(const Params& params, int64_t index) {
     const int j = int(index % params.seqlen_k), i = int(index / params.seqlen_k % params.seqlen_q);
     const int64_t matrix = index / params.seqlen_k / params.seqlen_q;
-    return {params.first_batch + int(matrix / params.num_heads), int(matrix % params.num_heads), i, j,
-            params.seqlens_q[matrix], params.seqlens_k[matrix]};
+    return {params.first_batch + int(matrix / params.num_heads), params.first_head + int(matrix % params.num_heads),
+            params.first_query + i, params.first_key + j, params.seqlens_q[matrix], params.seqlens_k[matrix]};
 }
 
-__device__ bool exists(Pair pair) { return pair.i < pair.L && pair.j < pair.S; }
+__device__ bool exists(const Params& params, Pair pair) {
+    return pair.i - params.first_query < pair.L && pair.j - params.first_key < pair.S;
+}
 
 #if MASK_MOD
 extern "C" __global__ void __launch_bounds__(THREADS) mask_values(const __grid_constant__ Params params) {
     const int64_t index = int64_t(blockIdx.x) * THREADS + threadIdx.x;
     if (index >= params.num_pairs) return;
     const Pair pair = pair_of(params, index);
-    params.keep[index] = exists(pair) && mask_mod(pair, params.aux);
+    params.keep[index] = exists(params, pair) && mask_mod(pair, params.aux);
 }
 #endif
 
@@ -78,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_values(const __grid_
     if (index >= params.num_pairs) return;
     const Pair pair = pair_of(params, index);
     Dual result = {0, 0};
-    if (exists(pair)) result = score_mod({params.score[index], 1}, pair, params.aux);
+    if (exists(params, pair)) result = score_mod({params.score[index], 1}, pair, params.aux);
     params.value[index] = result.value;
     params.derivative[index] = result.derivative;
 }
@@ -96,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) score_errors(const __grid_
     if (index >= params.num_pairs) return;
     const Pair pair = pair_of(params, index);
     double value_error = 0, derivative_error = 0;
-    if (exists(pair)) {
+    if (exists(params, pair)) {
         const double value = params.value[index], derivative = params.derivative[index];
         const Dual score = {RunningError::of(params.score[index], params.score_error[index]), RunningError(1)};
         // Once for each way that the comparisons within the error, which the first evaluation counts, may go.

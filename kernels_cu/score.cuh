@@ -16,7 +16,8 @@ struct ScoreFunction {
     PairValues<unsigned char> mask;
 #endif
 #if SCORE_MOD || MASK_MOD
-    int b, h, seqlen_q, seqlen_k;
+    Place first;
+    int seqlen_q, seqlen_k;
     AuxArrays aux;
 #endif
 
@@ -39,8 +40,7 @@ struct ScoreFunction {
         mask = params.variant.mask.of_batch(rows);
 #endif
 #if SCORE_MOD || MASK_MOD
-        const BatchAndHead matrix(params, rows);
-        b = matrix.batch, h = matrix.head;
+        first = Place(params, rows);
         seqlen_q = sequence.seqlen_q, seqlen_k = sequence.num_keys;
         aux = params.variant.aux;
 #endif
@@ -86,7 +86,9 @@ struct ScoreFunction {
 
 #if SCORE_MOD || MASK_MOD
 private:
-    __device__ __forceinline__ Pair pair(int i, int j) const { return {b, h, i, j, seqlen_q, seqlen_k}; }
+    __device__ __forceinline__ Pair pair(int i, int j) const {
+        return {first.batch, first.head, first.query + i, first.key + j, seqlen_q, seqlen_k};
+    }
 #endif
 };
 

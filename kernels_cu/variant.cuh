@@ -10,6 +10,7 @@
 //   RETURN_MAX              also store each row's maximum
 //   SCORE_MOD, MASK_MOD     a user's functions of a pair, written out in place of the include below
 //   BLOCK_MASK              queries and keys of a block; which blocks MASK_MOD leaves a pair of is known
+//   ORIGIN                  what dropout and a user's functions count does not start at 0
 //   WITH_DSLOPE             the kernel of dq sums what the gradient of ALiBi slopes is made of
 //
 // Their order: scale, softcap, score_mod, bias, ALiBi; masks; sink; softmax; dropout.
@@ -48,6 +49,9 @@
 #endif
 #ifndef BLOCK_MASK
 #define BLOCK_MASK 0
+#endif
+#ifndef ORIGIN
+#define ORIGIN 0
 #endif
 #ifndef RETURN_MAX
 #define RETURN_MAX 0
@@ -91,15 +95,21 @@ struct PairOperand {
     __device__ PairValues<T> of_batch(Rows rows) const { return {rows(operand), operand.row_stride, column_stride}; }
 };
 
-// Which matrix of the result a block computes, as dropout and a user's functions count them.
-struct BatchAndHead {
-    int batch, head;
+// A place as dropout and a user's functions count: of the first pair of the whole call, and of a matrix of the result.
+struct Place {
+    int batch = 0, head = 0, query = 0, key = 0;
 
+    Place() = default;
+
+    // `rows` gives an operand's matrix for this batch.
     template <typename Params, typename Rows>
-    __device__ BatchAndHead(const Params& params, Rows rows) {
+    __device__ Place(const Params& params, Rows rows) {
+#if ORIGIN
+        *this = params.variant.origin;
+#endif
         const int64_t number = reinterpret_cast<int64_t>(rows(params.variant.batch_number));
-        batch = int(number / params.variant.num_heads);
-        head = int(number % params.variant.num_heads);
+        batch += int(number / params.variant.num_heads);
+        head += int(number % params.variant.num_heads);
     }
 };
 
@@ -145,6 +155,9 @@ struct VariantParams {
 #if DROPOUT || LENGTHS == PACKED || SCORE_MOD || MASK_MOD
     OperandOf<const char> batch_number;          // at address 0, one byte for each matrix of the result
     int num_heads;                               // of the result: batch number = batch * num_heads + head
+#endif
+#if ORIGIN
+    Place origin;
 #endif
 #if SPLIT
     int split_size, num_splits;                  // a multiple of every BLOCK_N; of the longest keys

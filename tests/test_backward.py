@@ -12,6 +12,8 @@ from cupyflash.testing import AttentionBackwardProblem as BackwardProblem
 from cupyflash.testing import AttentionProblem as Problem
 from tests import backward_checks, poisoned
 
+ALIGNMENTS = ["bottom-right", "top-left", -70, 5, 100]  # names, and the key that query 0 is at
+
 
 def check(backend, problem, arch="sm_80"):
     arguments, options, gradients = poisoned.attention_backward(backend, problem, arch)
@@ -20,7 +22,7 @@ def check(backend, problem, arch="sm_80"):
 
 
 @settings(max_examples=8)
-@given(problem=testing.attention_backward_problems())
+@given(problem=testing.attention_backward_problems(alignments=ALIGNMENTS))
 @example(problem=BackwardProblem(Problem(seqlen_q=0, seqlen_k=3, leading_q=(2,))))
 @example(problem=BackwardProblem(Problem(seqlen_q=5, seqlen_k=0, head_dim_v=13), with_dlse=True))
 @example(problem=BackwardProblem(Problem(seqlen_q=130, seqlen_k=3, causal=True, align="bottom-right"), with_dlse=True))

@@ -59,6 +59,9 @@ def test_every_pair_follows_from_where_it_is(leading, rows, columns, p, seed):
 def test_a_smaller_mask_is_a_part_of_a_larger_one():
     large = dropout_mask((2, 3, 20, 30), 0.5, seed=1)
     assert (dropout_mask((1, 2, 7, 9), 0.5, seed=1) == large[:1, :2, :7, :9]).all()
+    for key in range(6):
+        part = dropout_mask((1, 2, 7, 9), 0.5, seed=1, origin=(1, 1, 5, key))
+        assert (part == large[1:, 1:, 5:12, key : key + 9]).all()
 
 
 @pytest.mark.parametrize("p", [2.0**-10, 0.1, 0.5, 0.9])

@@ -77,6 +77,8 @@ def test_numbers_are_kept_as_python_has_them():
     )
     kept = problem.softcap, problem.dropout_p, problem.seed, problem.split_size
     assert kept == (30.0, 0.5, 2**64 - 1, 256) and [type(x) for x in kept] == [float, float, int, int]
+    origin = accepted(origin=[np.int64(1), 2, np.uint8(3), 4]).origin
+    assert origin == (1, 2, 3, 4) and {type(x) for x in origin} == {int}
     assert accepted(dropout_p=0, seed=None).seed == 0 and accepted(seed=5).seed == 5
     assert accepted(numerics=Numerics(exp="poly3")).numerics.exp == "poly3" and accepted().numerics == Numerics()
     assert accepted(np.float64, softcap=1e300).softcap == 1e300

@@ -100,6 +100,13 @@ REFUSALS = [
     ({"seed": 2**64}, ValueError, r"seed: 18446744073709551616 is not between 0 and 2\*\*64 - 1"),
     ({"seed": 1.0}, TypeError, r"seed: expected a whole number from 0 to 2\*\*64 - 1, not 1\.0"),
     ({"seed": True}, TypeError, r"seed: expected a whole number .* not True"),
+    # origin
+    ({"origin": 3}, TypeError, r"origin: expected \(batch, head, query, key\), not 3"),
+    ({"origin": (0, 0, 1)}, TypeError, r"origin: expected \(batch, head, query, key\), not \(0, 0, 1\)"),
+    ({"origin": (0, 0, 1, 2.0)}, TypeError, r"origin: expected whole numbers, not \(0, 0, 1, 2\.0\)"),
+    ({"origin": (0, True, 1, 2)}, TypeError, r"origin: expected whole numbers, not \(0, True, 1, 2\)"),
+    ({"origin": (0, 0, -1, 0)}, ValueError, r"origin: -1 in \(0, 0, -1, 0\) is not between 0 and 2147483642"),
+    ({"origin": (0, 0, 0, 2**31)}, ValueError, r"origin: 2147483648 in .* is not between 0 and 2147483640"),
     # expressions
     (
         {"score_mod": lambda score: score},
@@ -297,6 +304,7 @@ def test_what_says_what_a_forward_call_returns_is_no_option_of_a_backward_call()
         ("mask_mod", ".* a BlockMask or None, .*; use mask= for an array"),
         ("score_mod", ".*; bias= adds an array to the scores"),
         *((name, "") for name in ("causal", "align", "window_size", "softcap", "softmax_scale", "dropout_p", "seed")),
+        ("origin", ""),
         *((name, "") for name in ("split_size", "numerics", "return_lse")),
     ],
 )

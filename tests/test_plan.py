@@ -103,6 +103,7 @@ FORWARD_CHANGES = {
     "softcap": lambda: {"softcap": 3.0},
     "dropout": lambda: {"dropout_p": 0.25},
     "seed": lambda: {"seed": 8},
+    "origin": lambda: {"origin": (0, 0, 1, 0)},
     "expression": lambda: {"score_mod": "score + t[i]"},
     "mask_mod": lambda: {"mask_mod": "i != j"},
     "dtype of aux": lambda: {"aux": {"t": array(5, dtype=np.float64)}},

@@ -107,6 +107,9 @@ def test_a_repr_makes_the_problem_again(problem):
         (lambda: AttentionBackwardProblem(BACKWARD_PROBLEM), TypeError, "forward: an AttentionProblem, not"),
         (lambda: testing.attention_problems("float32"), TypeError, "dtypes: a sequence to choose from, such as ['floa"),
         (lambda: testing.attention_problems(scales=1.0), TypeError, "scales: a sequence to choose from, such as [1.0]"),
+        (lambda: testing.attention_problems(alignments=5), TypeError, "alignments: a sequence to choose from, such as"),
+        (lambda: testing.attention_problems(alignments=[5, 1.0]), ValueError, "alignments: 1.0 is"),
+        (lambda: testing.attention_problems(alignments=[True]), ValueError, "alignments: True is"),
         (lambda: testing.attention_problems(seqlens=40), TypeError, "seqlens: a strategy, such as st.just(40), not 40"),
         (
             lambda: testing.attention_problems(causal=False),

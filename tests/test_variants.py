@@ -10,9 +10,12 @@ from cupyflash.testing import Lengths, Operand, Variants
 from tests import poisoned
 
 VARIANTS = testing.VARIANTS
-half_problems = testing.attention_problems(("float16", "bfloat16"), variants=VARIANTS)
+ALIGNMENTS = ["bottom-right", "top-left", -200, -1, 3, 64, 130]  # names, and the key that query 0 is at
+half_problems = testing.attention_problems(("float16", "bfloat16"), alignments=ALIGNMENTS, variants=VARIANTS)
 # Register tiles are slow to simulate.
-wide_problems = testing.attention_problems(("float32", "float64"), seqlens=testing.seqlens(80), variants=VARIANTS)
+wide_problems = testing.attention_problems(
+    ("float32", "float64"), alignments=ALIGNMENTS, seqlens=testing.seqlens(80), variants=VARIANTS
+)
 
 
 def check(backend, problem, return_max):

@@ -74,7 +74,7 @@ def dropout_factor(problem: Problem) -> Numbers | float:
     if not problem.dropout_p:
         return 1.0
     (probability,) = wide(problem.dtype, np.float64(problem.dropout_p))
-    keep = dropout_mask(pair_shape(problem), problem.dropout_p, problem.seed, first_batch=problem.first_batch)
+    keep = dropout_mask(pair_shape(problem), problem.dropout_p, problem.seed, origin=problem.origin)
     return keep / (1 - probability)
 
 

@@ -122,7 +122,7 @@ def sequences(problem: Problem, q, k, v) -> Iterator[Sequence]:
             packed=None,
             operands={name: arrays[name] for name in problem.operands},
             layouts={},
-            first_batch=number,
+            origin=(problem.origin[0] + number, *problem.origin[1:]),
         )
         yield Sequence(alone, queries, arrays, parts)
 

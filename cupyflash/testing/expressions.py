@@ -15,13 +15,19 @@ class Expression:
     arrays: Callable[[Any, np.random.Generator], dict[str, np.ndarray]] = lambda problem, rng: {}
 
 
+def _reach(problem):
+    """More than any i, j or i - j + S of a problem, whose origin's query is not before its key."""
+    origin = problem.variants.origin or (0, 0, 0, 0)
+    return problem.seqlen_q + problem.seqlen_k + origin[2] + 1
+
+
 def _relative(problem, rng):
-    return {"rel": rng.standard_normal(problem.seqlen_q + problem.seqlen_k + 1).astype(np.float32)}
+    return {"rel": rng.standard_normal(_reach(problem)).astype(np.float32)}
 
 
 def _documents(problem, rng):
     """Which document each key is part of: they change at random places."""
-    changes = rng.random(problem.seqlen_k + problem.seqlen_q + 1) < 0.05
+    changes = rng.random(_reach(problem)) < 0.05
     return {"document": np.cumsum(changes).astype(np.int32)}
 
 

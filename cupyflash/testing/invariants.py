@@ -166,7 +166,8 @@ def check_grouped_heads(problem):
 @invariant(bitwise=True)
 def check_masked_keys_have_no_influence(problem):
     """NaN or infinity in keys and values that a query does not see leaves its row. Causal."""
-    problem = replace(problem, causal=True, align=problem.align or "bottom-right").without("seqlens_q", "seqlens_k")
+    align = "bottom-right" if problem.align is None else problem.align
+    problem = replace(problem, causal=True, align=align).without("seqlens_q", "seqlens_k")
     inputs, rng = problem.inputs(), choices(problem)
     most = min(
         problem.seqlen_q, problem.seqlen_k - problem.shift - 1

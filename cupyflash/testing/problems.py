@@ -46,7 +46,7 @@ class AttentionProblem(Reproducible):
     head_dim: int = 16
     head_dim_v: int = 16
     causal: bool = False
-    align: str | None = None
+    align: str | int | None = None
     softmax_scale: float | None = None
     values: str = "normal"
     views: tuple[str, str, str, str] = ("plain",) * 4  # of q, k, v and out
@@ -83,7 +83,9 @@ class AttentionProblem(Reproducible):
     @property
     def shift(self):
         """A causal query i sees keys j <= i + shift."""
-        return self.seqlen_k - self.seqlen_q if self.align == "bottom-right" else 0
+        if self.align == "bottom-right":
+            return self.seqlen_k - self.seqlen_q
+        return self.align if isinstance(self.align, int) else 0
 
     def inputs(self):
         """q, k, v in their layouts, between NaNs."""
@@ -212,6 +214,7 @@ def attention_problems(
     scales=SCALES,
     views=layouts.VIEWS,
     *,
+    alignments=ALIGNMENTS,
     leading_dims=_LEADING_DIMS,
     seqlens=_SEQLENS,
     head_dims=_HEAD_DIMS,
@@ -220,8 +223,9 @@ def attention_problems(
 ):
     """Whole problems; they shrink towards one plain query and key of the first dtype.
 
-    The first four are sequences to choose from, the next four strategies: of leading dimensions (of q, of k, of v), of
-    a length, of (head_dim, head_dim_v), and of whether keys are masked causally, in one of the two alignments.
+    The first five are sequences to choose from, the next four strategies: of leading dimensions (of q, of k, of v), of
+    a length, of (head_dim, head_dim_v), and of whether keys are masked causally. ``alignments`` may have whole numbers
+    beside the two names: the key that query 0 is at.
     ``variants`` names the options, some of VARIANTS, of which a problem may have any: none unless asked for, as
     functions that are tested rarely know them all. TypeError or ValueError names an argument that is none of these.
 
@@ -231,8 +235,8 @@ def attention_problems(
     >>> find(attention_problems(variants=["bias"]), lambda problem: problem.variants.names)
     AttentionProblem(variants=Variants(bias=Operand(values='normal')))
     """
-    choices = {"dtypes": dtypes, "families": families, "scales": scales, "views": views}
-    known = {"dtypes": DTYPES, "families": [*FAMILIES, "integers"], "views": layouts.VIEWS}
+    choices = {"dtypes": dtypes, "families": families, "scales": scales, "views": views, "alignments": alignments}
+    known = {"dtypes": DTYPES, "families": [*FAMILIES, "integers"], "views": layouts.VIEWS, "alignments": ALIGNMENTS}
     strategies = {"leading_dims": leading_dims, "seqlens": seqlens, "head_dims": head_dims, "causal": causal}
     for name, value in choices.items():
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -240,6 +244,8 @@ def attention_problems(
         if not value:
             raise ValueError(f"{name}: nothing to choose from")
         for x in value:
+            if name == "alignments" and isinstance(x, Integral) and not isinstance(x, bool):
+                continue
             if name in known:
                 require_known(name, x, known[name])
             elif x is not None and (isinstance(x, bool) or not isinstance(x, Real) or not math.isfinite(x)):
@@ -295,7 +301,7 @@ def _right(strategy, drawn):
 
 
 @st.composite
-def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head_dims, causal, variants):
+def _problems(draw, dtypes, families, scales, views, alignments, leading_dims, seqlens, head_dims, causal, variants):
     is_causal = draw(causal)
     drawn_variants = draw(variants)
     leading_q, leading_k, leading_v = _right("leading_dims", draw(leading_dims))
@@ -317,7 +323,7 @@ def _problems(draw, dtypes, families, scales, views, leading_dims, seqlens, head
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         causal=is_causal,
-        align=draw(st.sampled_from(ALIGNMENTS)) if is_causal or drawn_variants.need_align else None,
+        align=draw(st.sampled_from(alignments)) if is_causal or drawn_variants.need_align else None,
         softmax_scale=draw(st.sampled_from(scales)),
         values=draw(st.sampled_from(families)),
         views=draw(st.tuples(*map(st.sampled_from, (views, views, views, out_views)))),

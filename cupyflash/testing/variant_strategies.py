@@ -43,6 +43,7 @@ _STRATEGIES = {
     "score_mod": st.sampled_from(list(SCORE_EXPRESSIONS)),
     "mask_mod": st.sampled_from(list(MASK_EXPRESSIONS)),
     "split_size": st.sampled_from([128, 256]),
+    "origin": st.sampled_from([(1, 0, 0, 0), (0, 3, 64, 64), (2, 1, 9, 7), (0, 0, 4000, 3997)]),
 }
 
 

@@ -48,7 +48,8 @@ class Variants(Reproducible):
     """Options of :func:`cupyflash.attention`, by the same names; those that are None are not given.
 
     ``score_mod`` and ``mask_mod`` are names of SCORE_EXPRESSIONS and MASK_EXPRESSIONS. Names that are of no family,
-    form or layout raise ValueError.
+    form or layout raise ValueError, and so does an origin whose key is behind its query, where no expression's array
+    reaches.
 
     >>> Variants(mask=Operand("random", "keys"), softcap=2.0).names
     ('softcap', 'mask')
@@ -66,6 +67,7 @@ class Variants(Reproducible):
     score_mod: str | None = None
     mask_mod: str | None = None
     split_size: int | None = None
+    origin: tuple[int, int, int, int] | None = None
 
     def __post_init__(self):
         for name, families in _FAMILIES.items():
@@ -80,6 +82,8 @@ class Variants(Reproducible):
             require_known(f"{name}.form", operand.form, forms)
             require_known(f"{name}.dtype", operand.dtype, operands.OPERAND_TYPES)
             require_known(f"{name}.view", operand.view, layouts.VIEWS)
+        if self.origin is not None and self.origin[3] > self.origin[2]:
+            raise ValueError(f"origin: key {self.origin[3]} is behind query {self.origin[2]}")
         for name, known in ("score_mod", SCORE_EXPRESSIONS), ("mask_mod", MASK_EXPRESSIONS):
             if getattr(self, name) is not None:
                 require_known(name, getattr(self, name), known)
@@ -123,11 +127,11 @@ class Variants(Reproducible):
 NO_VARIANTS = Variants()
 VARIANTS = tuple(f.name for f in fields(Variants))
 #: Options whose meaning does not depend on where in a matrix a pair is.
-ANYWHERE = ("softcap", "attn_sink", "split_size")
+ANYWHERE = ("softcap", "attn_sink", "split_size", "origin")
 #: Those that mean the same for a head alone as among others.
 BATCH_BLIND = tuple(name for name in VARIANTS if name not in ("dropout_p", "score_mod", "mask_mod"))
 #: Those that mean the same for the first queries and keys as for all, aligned top-left.
-PREFIX_BLIND = ("window_size", "softcap", "mask", "bias", "alibi_slopes", "attn_sink", "dropout_p")
+PREFIX_BLIND = ("window_size", "softcap", "mask", "bias", "alibi_slopes", "attn_sink", "dropout_p", "origin")
 
 
 def contiguous(options):

@@ -38,6 +38,24 @@ VARIANTS = [
         "first_key = offset_q[0];",
         about="PackedCase",
     ),
+    *(
+        Fault(f"{place} are counted from 0 where they have an origin", file, text, without, about="origin")
+        for place, file, text, without in (
+            ("keys of dropout", "dropout.cuh", "j += first.key;", ""),
+            ("queries of dropout", "dropout.cuh", "uint32_t(first.query + i)", "uint32_t(i)"),
+            ("batches", "variant.cuh", "batch += int(", "batch = int("),
+            ("heads", "variant.cuh", "head += int(", "head = int("),
+            ("queries of expressions", "score.cuh", "first.query + i", "i"),
+            ("keys of expressions", "score.cuh", "first.key + j", "j"),
+        )
+    ),
+    Fault(
+        "pairs of keys begin at even ones, whatever they are counted from",
+        "dropout.cuh",
+        "if (ORIGIN) return kept_bits(keeps(i, j), keeps(i, j + 1));",
+        "",
+        about="origin",
+    ),
     Fault("the cap is forgotten", "score.cuh", "score = softcapped(score, cap);", ""),
     Fault("ALiBi of the wrong sign", "score.cuh", "fma(-slope, distance(i, j)", "fma(slope, distance(i, j)"),
     Fault("ALiBi without a shift", "score.cuh", "int64_t(i) + shift - j", "int64_t(i) - j"),
@@ -60,15 +78,15 @@ VARIANTS = [
     Fault(
         "heads and batches of dropout are swapped",
         "dropout.cuh",
-        "{uint32_t(j) >> 2, uint32_t(i), head, batch}",
-        "{uint32_t(j) >> 2, uint32_t(i), batch, head}",
+        "uint32_t(first.head), uint32_t(first.batch)}",
+        "uint32_t(first.batch), uint32_t(first.head)}",
         about="dropout_p",
     ),
     Fault(
         "queries and keys of dropout are swapped",
         "dropout.cuh",
-        "{uint32_t(j) >> 2, uint32_t(i), head, batch}",
-        "{uint32_t(i) >> 2, uint32_t(j), head, batch}",
+        "{uint32_t(j) >> 2, uint32_t(first.query + i),",
+        "{uint32_t(first.query + i) >> 2, uint32_t(j),",
         about="dropout_p",
     ),
     Fault(

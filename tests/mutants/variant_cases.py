@@ -84,6 +84,11 @@ PROBLEMS = [
         variants=Variants(split_size=128, attn_sink=SINK, seqlens_k=Lengths("random"), dropout_p=0.2),
     ),
     Problem("float16", *HEADS, 10, 300, **RIGHT, variants=Variants(split_size=128, window_size=(140, 0))),
+    Problem("float16", *HEADS, 20, 70, variants=Variants(dropout_p=0.5, origin=(2, 1, 9, 7))),
+    Problem(
+        "float16", *HEADS, 20, 70,
+        variants=Variants(score_mod="distance", mask_mod="checkered", origin=(2, 1, 9, 6)),
+    ),
     Problem("float32", *HEADS, 20, 40, variants=Variants(mask=Operand("random"), bias=Operand("normal"), softcap=1.5)),
     Problem(
         "float32", *HEADS, 30, 40, **RIGHT,
