@@ -1,6 +1,5 @@
 """Attention over Dask arrays: any chunks, any order of tasks."""
 
-import math
 from importlib import import_module
 from unittest import mock
 
@@ -11,7 +10,10 @@ from dask import array as da
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyflash import Gradients, bounds, distributed, merge, reference, testing
+import cupyflash
+from cupyflash import bounds, distributed, merge, reference, testing
+from tests import distributed_bounds
+from tests.distributed_bounds import edges
 from tests.test_problem import fake_cupy
 
 attention_module = import_module("cupyflash.distributed.attention")
@@ -40,6 +42,15 @@ def options_of(name, rng):
         "causal": BOTTOM_RIGHT,
         "band": {"window_size": (8, 3), "align": "top-left", "alibi_slopes": slopes, "bias": bias, "mask": mask},
         "lengths": {"window_size": (8, 3), "align": "bottom-right", "attn_sink": sink, **LENGTHS},
+        "places": {
+            "score_mod": "score * (1 + b) + t[h] * (i - 2 * j + L - S)",
+            "mask_mod": "(b + 2 * h + 3 * i + j) % 5 != 0 && i < L && j < S",
+            "aux": {"t": rng.uniform(0, 0.1, 4).astype(np.float32)},
+            "dropout_p": 0.3,
+            "seed": 5,
+            "seqlens_k": LENGTHS["seqlens_k"],
+            "origin": (1, 0, 3, 2),
+        },
     }[name]
 
 
@@ -50,7 +61,7 @@ def tasks(array, name):
 @settings(max_examples=2)
 @given(cuts=st.tuples(*[CUTS] * 5), leading_cut=st.sampled_from([2, 3, 1]), seed=st.integers(0, 9))
 @pytest.mark.parametrize(
-    "name", ["causal", *(pytest.param(name, marks=pytest.mark.deep) for name in ("band", "lengths"))]
+    "name", ["causal", "places", *(pytest.param(name, marks=pytest.mark.deep) for name in ("band", "lengths"))]
 )
 def test_any_chunks(name, cuts, leading_cut, seed):
     (q, k, v, dout), rng = drawn(seed)
@@ -63,8 +74,15 @@ def test_any_chunks(name, cuts, leading_cut, seed):
     out, lse = distributed.attention(*parts[:3], return_lse=True, **in_parts)
     gradients = distributed.attention_backward(parts[3], *parts[:3], out, lse, **in_parts)
     results = dask.compute(out, lse, vars(gradients), scheduler="synchronous")
-    assert_forward_within_bound(results, q, k, v, options)
-    testing.assert_gradients_within_bound(Gradients(**results[2]), dout, q, k, v, *results[:2], **options)
+    pairs = [in_parts[name] for name in ("mask", "bias") if name in in_parts]
+    key_edges = edges(-2, *parts[1:3])
+    assert_forward_within_bound(results, q, k, v, key_edges, options)
+    query_edges = edges(-2, out, parts[3], *(array for array in pairs if array.shape[-2] > 1))
+    head_edges = sorted({*edges(-3, out, parts[3]), 2})  # groups of two heads
+    of_chunks = edges(-4, out, parts[3]), head_edges, query_edges, key_edges
+    allowed = distributed_bounds.gradients(dout, q, k, v, *results[:2], *of_chunks, options)
+    for gradient, (exact, error) in allowed.items():
+        testing.assert_within_bound(results[2][gradient], exact, error, name=gradient)
 
 
 @pytest.mark.parametrize("name", ["band", "lengths"])
@@ -72,19 +90,41 @@ def test_forward_with_options(name):
     (q, k, v, _), rng = drawn()
     options = options_of(name, rng)
     parts = [in_chunks(x, {1, 9, 17}) for x in (q, k, v)]
-    results = dask.compute(*distributed.attention(*parts, return_lse=True, **options), scheduler="synchronous")
-    assert_forward_within_bound(results, q, k, v, options)
+    lazy = distributed.attention(*parts, return_lse=True, return_max=True, **options)
+    *results, row_max = dask.compute(*lazy, scheduler="synchronous")
+    assert_forward_within_bound(results, q, k, v, edges(-2, *parts[1:]), options)
+    testing.assert_same_bits(row_max, cupyflash.attention(q, k, v, return_max=True, **options)[1])
 
 
-def assert_forward_within_bound(results, q, k, v, options):
-    """What a part gives is a mean of values; it is rounded, and so is what each level of the tree makes of it."""
+@pytest.mark.parametrize("chunks", [(1, 1, 1), (1, 2, 1), (2, 1, 3), (2, 2, 2)])
+def test_places_in_a_batch_of_two_dimensions(chunks):
+    """Where each pair is told from every other: a query sees the one key that its place leaves."""
+    v = np.eye(16, dtype=np.float32)[None, None, None].repeat(2, 0).repeat(2, 1).repeat(3, 2)
+    q = np.zeros((2, 2, 3, 5, 16), np.float32)
+    lazy = [da.from_array(x, chunks=(*chunks, 3, 16)) for x in (q, v, v)]
+    out = distributed.attention(*lazy, mask_mod="j == (4 * b + h + i + L) % S").compute(scheduler="synchronous")
+    batch, head, query = np.ogrid[:4, :3, :5]
+    np.testing.assert_array_equal(out.argmax(axis=-1).reshape(4, 3, 5), (4 * batch + head + query + 5) % 16)
+    assert (out.max(axis=-1) == 1).all()
+
+
+def test_arrays_of_expressions_are_whole_in_any_chunks():
+    (q, k, v, _), rng = drawn(dtype=np.float32)
+    table = rng.standard_normal((2, 4, 20)).astype(np.float32)
+    options = {"score_mod": "score + q[(b * 4 + h) * L + i] * L_of_batch[0]", "aux": {"q": table, "L_of_batch": table}}
+    expected = cupyflash.attention(q, k, v, **options)
+    transposed = da.from_array(np.asfortranarray(table), chunks=(1, 3, 7))
+    lazy = [in_chunks(x, {11}) for x in (q, k, v)]
+    options["aux"] = {"q": transposed, "L_of_batch": np.asfortranarray(table)}
+    out = distributed.attention(*lazy, **options).compute(scheduler="synchronous")
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def assert_forward_within_bound(results, q, k, v, key_edges, options):
     exact = reference.attention(q, k, v, return_lse=True, **options)
-    magnitude = reference.attention(q, k, np.abs(v), **options)
-    levels = math.ceil(math.log2(k.shape[-2])) + 1
-    out_bound, lse_bound = bounds.attention(q, k, v, return_lse=True, **options)
-    lse_bound += 8 * levels * np.finfo(np.float32).eps * (1 + np.abs(np.where(np.isfinite(exact[1]), exact[1], 0)))
-    testing.assert_within_bound(results[0], exact[0], out_bound + levels * np.finfo(q.dtype).eps * magnitude)
-    testing.assert_within_bound(results[1], exact[1], lse_bound)
+    allowed = bounds.attention_in_parts(q, k, v, key_edges, **options)
+    for name, result, right, error in zip(("out", "lse"), results, exact, allowed, strict=False):
+        testing.assert_within_bound(result, right, error, name=name)
 
 
 def test_bits_depend_on_the_chunks_alone():
@@ -172,12 +212,17 @@ def test_refusals():
         distributed.attention(x, x[..., :6], x)
     with pytest.raises(ValueError, match="needs one of 'bottom-right'"):
         distributed.attention(x, x[..., :9, :], x[..., :9, :], causal=True)
-    for options in {"dropout_p": 0.5, "seed": 1}, {"score_mod": "score"}, {"mask_mod": "i > j"}, {"return_max": True}:
-        with pytest.raises(NotImplementedError, match=f"{next(iter(options))}: "):
-            distributed.attention(x, x, x, **options)
+    with pytest.raises(TypeError, match="out: Dask arrays are not written to"):
+        distributed.attention(x, x, x, out=x)
+    with pytest.raises(TypeError, match="mask_mod: a BlockMask is of whole arrays; give its expression"):
+        distributed.attention(x, x, x, mask_mod=cupyflash.block_mask("j <= i", 16, 16))
+    with pytest.raises(TypeError, match=r"aux\['t'\]: dtype <c16 is not bool"):
+        distributed.attention(x, x, x, mask_mod="t[i]", aux={"t": np.zeros(3, complex)})
+    with pytest.raises(TypeError, match="return_max: expected True or False"):
+        distributed.attention(x, x, x, return_max=1)
     with pytest.raises(TypeError, match="nonsense: is not an option"):
         distributed.attention(x, x, x, nonsense=1)
-    distributed.attention(x, x, x, dropout_p=0.0, score_mod=None)
+    distributed.attention(x, x, x, dropout_p=0.0, score_mod=None, out=None)
 
 
 def test_chunks_of_two_kinds():

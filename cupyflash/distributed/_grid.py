@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from operator import add
 from typing import Any
 
 import numpy as np
 from dask import array as da
 
+from cupyflash._block_mask import BlockMask
 from cupyflash._lengths import per_batch
-from cupyflash._problem import OPTIONS, Problem
+from cupyflash._problem import Problem
+from cupyflash.distributed._functions import Functions
 from cupyflash.distributed._operands import (
     KEY_HEADS,
     KEYS,
@@ -22,32 +27,42 @@ from cupyflash.distributed._operands import (
     as_dask,
     check_same_kind,
     in_common_chunks,
+    stand_in,
 )
 
-_POSITIONS = "counts positions from the start of an array, which chunks do not know"
-_NOT_ON_CHUNKS = {
-    **dict.fromkeys(("dropout_p", "seed", "score_mod", "mask_mod", "aux"), _POSITIONS),
-    "return_max": "is not joined over chunks",
-    "out": "Dask arrays are not written to",
-}
 _ARRAYS = ("mask", "bias", "alibi_slopes", "attn_sink")
 _LENGTHS = ("seqlens_q", "seqlens_k")
 Place = Mapping[Dim, int]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    for name, why in _NOT_ON_CHUNKS.items():
-        value = options.get(name)
-        if value is not None and value is not OPTIONS[name] and value != OPTIONS[name]:
-            raise NotImplementedError(f"{name}: {why}; leave it out for dask arrays")
+    if options.get("out") is not None:
+        raise TypeError("out: Dask arrays are not written to; leave it out")
+    if isinstance(options.get("mask_mod"), BlockMask):
+        raise TypeError("mask_mod: a BlockMask is of whole arrays; give its expression, mask_mod.mask_mod")
 
 
-def dask_arrays(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, da.Array]:
-    """Those of ``inputs``, and what ``options`` has of arrays that may be in chunks."""
+def dask_arrays(
+    inputs: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, da.Array], dict[str, da.Array]]:
+    """Those of ``inputs`` with what ``options`` has of arrays that may be in chunks; and those of ``aux``."""
     arrays = {name: as_dask(name, array, required=True) for name, array in inputs.items()}
     arrays |= {name: as_dask(name, options[name], required=False) for name in _ARRAYS if options.get(name) is not None}
-    check_same_kind(arrays)
-    return arrays
+    aux = options.get("aux")
+    aux = {f"aux[{name!r}]": (name, array) for name, array in aux.items()} if isinstance(aux, Mapping) else {}
+    in_aux = {what: as_dask(what, array, required=False) for what, (_, array) in aux.items()}
+    check_same_kind(arrays | in_aux)
+    return arrays, {name: in_aux[what] for what, (name, _) in aux.items()}
+
+
+def validated(
+    problem: Callable[..., Any], arrays: Mapping[str, da.Array], aux: Mapping[str, da.Array], options: Mapping[str, Any]
+) -> Any:
+    """What ``problem`` makes of the whole, whose arrays are stand-ins without elements to speak of."""
+    stand_ins = {name: stand_in(array) for name, array in arrays.items()}
+    if aux:
+        stand_ins["aux"] = {name: np.empty(array.shape, array.dtype) for name, array in aux.items()}
+    return problem(**{**options, **stand_ins})
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +70,28 @@ class Grid:
     """A call on chunks. ``spans`` has for each dimension of the scores where its chunks start and stop."""
 
     problem: Problem
+    functions: Functions
     operands: Mapping[str, Operand]
     spans: Mapping[Dim, list[Span]]
 
     @classmethod
-    def of(cls, problem: Problem, arrays: Mapping[str, da.Array]) -> Grid:
-        return cls(problem, *in_common_chunks(arrays, problem, _cuts_between_shifts(problem)))
+    def of(cls, problem: Problem, arrays: Mapping[str, da.Array], aux: Mapping[str, da.Array]) -> Grid:
+        functions = Functions.of(problem, aux, arrays["q"]._meta)
+        return cls(problem, functions, *in_common_chunks(arrays, problem, _cuts(problem)))
+
+    @property
+    def collections(self) -> list[da.Array]:
+        """What tasks take their arrays from."""
+        return [*(operand.array for operand in self.operands.values()), *self.functions.aux.values()]
+
+    def task(
+        self, call: Callable[..., Any], place: Place, names: Sequence[str], options: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """``call`` of the named operands' chunks at a place, and of the options, as keyword arguments."""
+        aux = self.functions.aux
+        keys = [self.operands[name].key(place) for name in names]
+        keys += [(array.name, *(0 for _ in array.shape)) for array in aux.values()]
+        return partial(_called, call, tuple(names), tuple(aux), {**self.options(place), **options}), *keys
 
     @property
     def leading_dims(self) -> tuple[Dim, ...]:
@@ -96,7 +127,9 @@ class Grid:
             (first_query, _), (first_key, _) = self._pair(place)
             shift = self._shifts(place).reshape(-1)[:1].sum()  # one for all of the place's batches, if any
             options |= {"window_size": problem.window, "align": int(shift) + first_query - first_key}
-        return options
+        if _counts_places(problem):
+            options |= {"dropout_p": problem.dropout_p, "seed": problem.seed, "origin": self._origin(place)}
+        return options | self.functions.expressions
 
     def lengths(self, place: Place) -> dict[str, np.ndarray]:
         """How many queries and, where the place is a pair, keys of its chunks there are in each batch."""
@@ -120,6 +153,16 @@ class Grid:
         if right is not None:
             seen &= first_key - (end_query - 1) <= self._shifts(place) + right
         return bool(seen.any())
+
+    def _origin(self, place: Place) -> tuple[int, ...]:
+        """Of the place's first batch, head, query and key."""
+        sizes, starts = self.problem.leading_shape, [self.spans[dim][place[dim]][0] for dim in self.leading_dims]
+        head = starts.pop() if len(sizes) >= 2 else 0
+        batch = 0
+        for size, start in zip(sizes, starts, strict=False):
+            batch = batch * size + start
+        (first_query, _), (first_key, _) = self._pair(place)
+        return tuple(map(add, self.problem.origin, (batch, head, first_query, first_key)))
 
     def _pair(self, place: Place) -> tuple[Span, Span]:
         return self.spans[QUERIES][place[QUERIES]], self.spans[KEYS][place[KEYS]]
@@ -155,14 +198,44 @@ def _shifts(problem: Problem) -> np.ndarray:
     return np.full(per_batch(problem.leading_shape), problem.offset)
 
 
-def _cuts_between_shifts(problem: Problem) -> dict[Dim, set[int]]:
-    """Where to cut batches so that all in one chunk have one shift."""
-    if not _aligned(problem):
-        return {}
-    shifts = _shifts(problem)
-    cuts: dict[Dim, set[int]] = {}
-    for axis in range(shifts.ndim):
-        others = tuple(n for n in range(shifts.ndim) if n != axis)
-        changes = np.diff(shifts, axis=axis).any(axis=others)
-        cuts[axis - len(problem.leading_shape)] = {int(n) + 1 for n in np.flatnonzero(changes)}
+def _counts_places(problem: Problem) -> bool:
+    """Whether anything depends on which batch, head, query and key a pair is of."""
+    return problem.dropout_p > 0 or problem.score_mod is not None or problem.mask_mod is not None
+
+
+def _cuts(problem: Problem) -> dict[Dim, set[int]]:
+    """Where to cut batches so that all in one chunk have one shift, and their numbers follow on each other."""
+    cuts: dict[Dim, set[int]] = defaultdict(set)
+    shape = problem.leading_shape
+    if _aligned(problem):
+        shifts = _shifts(problem)
+        for axis in range(shifts.ndim):
+            others = tuple(n for n in range(shifts.ndim) if n != axis)
+            changes = np.diff(shifts, axis=axis).any(axis=others)
+            cuts[axis - len(shape)] |= {int(n) + 1 for n in np.flatnonzero(changes)}
+    if _counts_places(problem):
+        for axis, size in enumerate(shape[:-2]):
+            cuts[axis - len(shape)] |= set(range(size))
     return cuts
+
+
+def _called(
+    call: Callable[..., Any],
+    names: Sequence[str],
+    aux_names: Sequence[str],
+    options: Mapping[str, Any],
+    *arrays: Any,
+) -> Any:
+    """A call on chunks, with lengths and arrays of expressions where the chunks are."""
+    given = dict(zip(names, map(aligned, arrays[: len(names)]), strict=True))
+    aux = {
+        name: aligned(array if array.flags.c_contiguous else array.copy())
+        for name, array in zip(aux_names, arrays[len(names) :], strict=True)
+    }
+    lengths = {name: np.array(options[name], like=given["q"]) for name in _LENGTHS if name in options}
+    return call(**given, **{**options, **lengths}, **({"aux": aux} if aux else {}))
+
+
+def aligned(array: Any) -> Any:
+    """What comes from another process may lie anywhere in the message that brought it."""
+    return np.require(array, requirements=["ALIGNED"]) if isinstance(array, np.ndarray) else array

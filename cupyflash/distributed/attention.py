@@ -16,11 +16,13 @@ from cupyflash import attention as _attention
 from cupyflash import merge as _merge
 from cupyflash._problem import attention_problem
 from cupyflash.distributed._graph import Tasks, array_of, joined
-from cupyflash.distributed._grid import Grid, check_options, dask_arrays
-from cupyflash.distributed._operands import QUERIES, stand_in
+from cupyflash.distributed._grid import Grid, aligned, check_options, dask_arrays, validated
+from cupyflash.distributed._operands import QUERIES
 
 
-def attention(q, k, v, *, return_lse: bool = False, **options) -> da.Array | tuple[da.Array, da.Array]:
+def attention(
+    q, k, v, *, return_lse: bool = False, return_max: bool = False, **options
+) -> da.Array | tuple[da.Array, ...]:
     """:func:`cupyflash.attention` of Dask arrays: a graph, which computes nothing yet.
 
     Each chunk of queries meets each chunk of keys in a task of its own, except where all of their pairs are beyond
@@ -34,25 +36,28 @@ def attention(q, k, v, *, return_lse: bool = False, **options) -> da.Array | tup
         chunk. Where one is cut, all are: none is put together. Chunks are NumPy arrays, or all are CuPy arrays.
     mask, bias, alibi_slopes, attn_sink : dask.array.Array or array, optional
         In any chunks.
+    dropout_p, seed, origin, score_mod, mask_mod, aux : optional
+        As for :func:`cupyflash.attention`: places, L and S are those of the whole, and the same pairs are dropped.
+        Arrays of ``aux``, Dask's or others, are put together, since an expression may index all of them. No
+        :class:`cupyflash.BlockMask`.
     seqlens_q, seqlens_k : numpy.ndarray, optional
         What the graph is made by. Aligned bottom-right, batches whose S - L differ are in chunks of their own.
-    softmax_scale, causal, window_size, align, softcap, split_size, numerics, return_lse : optional
+    softmax_scale, causal, window_size, align, softcap, split_size, numerics, return_lse, return_max : optional
         As for :func:`cupyflash.attention`; split_size within each chunk.
 
     Returns
     -------
     out : dask.array.Array, shape (..., L, Dv), the inputs' dtype
     lse : dask.array.Array, with ``return_lse``
+    max : dask.array.Array, with ``return_max``
 
     Of 16-bit inputs, what a pair of chunks gives is rounded to their dtype, and what two of them give, too.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`cupyflash.attention`, now, not when the result is computed; and for a head_dim in chunks, chunks of
-        unknown sizes or chunks of two kinds.
-    NotImplementedError
-        For an option that has no meaning on chunks yet: dropout_p, score_mod, mask_mod, return_max.
+        As :func:`cupyflash.attention`, now, not when the result is computed, but for an expression that does not
+        compile; and for a head_dim in chunks, chunks of unknown sizes or chunks of two kinds.
 
     Examples
     --------
@@ -64,44 +69,46 @@ def attention(q, k, v, *, return_lse: bool = False, **options) -> da.Array | tup
     True
     """
     check_options(options)
-    arrays = dask_arrays({"q": q, "k": k, "v": v}, options)
-    problem = attention_problem(
-        **{**options, **{name: stand_in(array) for name, array in arrays.items()}}, return_lse=return_lse
-    )
-    grid = Grid.of(problem, arrays)
-    token = tokenize(*arrays.values(), options)
+    arrays, aux = dask_arrays({"q": q, "k": k, "v": v}, options)
+    results = {"return_lse": return_lse, "return_max": return_max}
+    problem = validated(attention_problem, arrays, aux, options | results)
+    grid = Grid.of(problem, arrays, aux)
+    token = tokenize(*arrays.values(), options, return_max)
     tasks: Tasks = {}
-    outs: Tasks = {}
-    lses: Tasks = {}
-    for row in grid.rows():
-        number = tuple(row[dim] for dim in (*grid.leading_dims, QUERIES))
-        result = _row(grid, row, tasks, (token, *number))
-        outs[(f"attention-out-{token}", *number, 0)] = getitem, result, 0
-        lses[(f"attention-lse-{token}", *number)] = getitem, result, 1
-    work = HighLevelGraph.from_collections(
-        f"attention-{token}", tasks, [operand.array for operand in grid.operands.values()]
-    )
+    rows = {tuple(row[dim] for dim in (*grid.leading_dims, QUERIES)): row for row in grid.rows()}
+    ends = {number: _row(grid, row, tasks, (token, *number), return_max=return_max) for number, row in rows.items()}
+    work = HighLevelGraph.from_collections(f"attention-{token}", tasks, grid.collections)
     chunks = [[stop - start for start, stop in grid.spans[dim]] for dim in (*grid.leading_dims, QUERIES)]
-    like = q._meta
-    out = array_of(work, f"attention-out-{token}", outs, [*chunks, [problem.head_dim_v]], like, problem.dtype)
-    lse = array_of(work, f"attention-lse-{token}", lses, chunks, like, problem.lse_dtype)
-    return (out, lse) if return_lse else out
+
+    def result(name: str, index: int, dtype: np.dtype, *last: int) -> da.Array:
+        taken = {
+            (f"{name}-{token}", *number, *(0 for _ in last)): (getitem, end, index) for number, end in ends.items()
+        }
+        return array_of(work, f"{name}-{token}", taken, [*chunks, *([size] for size in last)], q._meta, dtype)
+
+    found = [result("attention-out", 0, problem.dtype, problem.head_dim_v)]
+    if return_lse:
+        found.append(result("attention-lse", 1, problem.lse_dtype))
+    if return_max:
+        found.append(result("attention-max", 2, problem.lse_dtype))
+    return tuple(found) if len(found) > 1 else found[0]
 
 
-def _row(grid: Grid, row: Mapping[Any, int], tasks: Tasks, number: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Adds the tasks of a chunk of queries; the key of its (out, lse)."""
-    operands = {name: operand for name, operand in grid.operands.items() if name != "attn_sink"}
+def _row(
+    grid: Grid, row: Mapping[Any, int], tasks: Tasks, number: tuple[Any, ...], *, return_max: bool
+) -> tuple[Any, ...]:
+    """Adds the tasks of a chunk of queries; the key of its (out, lse), and max if asked for."""
+    names = [name for name in grid.operands if name != "attn_sink"]
     token, *place = number
     parts = []
     for key_chunk, pair in enumerate(grid.seen_from(row)):
         key = f"attention-pair-{token}", *place, key_chunk
-        call = partial(pair_result, tuple(operands), grid.options(pair))
-        tasks[key] = call, *(operand.key(pair) for operand in operands.values())
+        tasks[key] = grid.task(_attention, pair, names, {"return_lse": True, "return_max": return_max})
         parts.append(key)
     if not parts:
         key = f"attention-pair-{token}", *place, "none"
         shape = *grid.sizes(row), grid.problem.head_dim_v
-        tasks[key] = partial(_no_keys, shape, grid.problem.lse_dtype), grid.operands["q"].key(row)
+        tasks[key] = partial(_no_keys, shape, grid.problem.lse_dtype, 2 + return_max), grid.operands["q"].key(row)
         parts.append(key)
     result = joined(tasks, (f"attention-join-{token}", *place), parts, merged)
     if "attn_sink" in grid.operands:
@@ -112,39 +119,24 @@ def _row(grid: Grid, row: Mapping[Any, int], tasks: Tasks, number: tuple[Any, ..
     return result
 
 
-def pair_result(names: Sequence[str], options: Mapping[str, Any], *arrays: Any) -> tuple[Any, Any]:
-    """out and lse of a chunk of queries and one of keys."""
-    return _attention(**arguments(names, options, arrays), return_lse=True)
+def merged(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
+    """The parts (out, lse), with max or without, of two sets of keys as one."""
+    outs, lses, *largest = zip(one, other, strict=True)
+    return *_merge(map(aligned, outs), map(aligned, lses)), *(np.maximum(*pair) for pair in largest)
 
 
-def arguments(names: Sequence[str], options: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
-    """Of a call on chunks, with lengths where the chunks are."""
-    given = dict(zip(names, map(aligned, arrays), strict=True))
-    lengths = {name: np.array(value, like=given["q"]) for name, value in options.items() if name.startswith("seqlens")}
-    return {**given, **options, **lengths}
+def _no_keys(shape: tuple[int, ...], lse_dtype: np.dtype, number: int, q: Any) -> tuple[Any, ...]:
+    """Of queries that see nothing; so many results."""
+    nothing = np.full_like(q, -np.inf, shape=shape[:-1], dtype=lse_dtype)
+    return np.zeros_like(q, shape=shape), *[nothing] * (number - 1)
 
 
-def aligned(array: Any) -> Any:
-    """What comes from another process may lie anywhere in the message that brought it."""
-    return np.require(array, requirements=["ALIGNED"]) if isinstance(array, np.ndarray) else array
-
-
-def merged(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    outs, lses = zip(one, other, strict=True)
-    return _merge(map(aligned, outs), map(aligned, lses))
-
-
-def _no_keys(shape: tuple[int, ...], lse_dtype: np.dtype, q: Any) -> tuple[Any, Any]:
-    """Of queries that see nothing."""
-    return np.zeros_like(q, shape=shape), np.full_like(q, -np.inf, shape=shape[:-1], dtype=lse_dtype)
-
-
-def _with_sink(lengths: np.ndarray | None, part: tuple[Any, Any], sink: Any) -> tuple[Any, Any]:
+def _with_sink(lengths: np.ndarray | None, part: Sequence[Any], sink: Any) -> tuple[Any, ...]:
     """A sink is one key more, whose value is 0: a part with out 0, of the queries that there are."""
-    out, lse = part
+    out, lse, *largest = part
     sink_lse = np.empty_like(lse)
     sink_lse[...] = sink[..., None]
     if lengths is not None:
         for batch in np.ndindex(lengths.shape):
             sink_lse[(*batch, ..., slice(int(lengths[batch]), None))] = -np.inf
-    return merged(part, (np.zeros_like(out), sink_lse))
+    return *merged((out, lse), (np.zeros_like(out), sink_lse)), *largest

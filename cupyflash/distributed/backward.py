@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from operator import add
 from typing import Any
@@ -18,9 +18,8 @@ from cupyflash._arrays import FLOAT64
 from cupyflash._gradients import NAMES, backward_problem
 from cupyflash._plan import given
 from cupyflash.distributed._graph import Key, Tasks, array_of, joined
-from cupyflash.distributed._grid import Grid, check_options, dask_arrays
-from cupyflash.distributed._operands import KEYS, QUERIES, stand_in
-from cupyflash.distributed.attention import arguments
+from cupyflash.distributed._grid import Grid, check_options, dask_arrays, validated
+from cupyflash.distributed._operands import KEYS, QUERIES
 
 
 def attention_backward(dout, q, k, v, out, lse, *, dlse=None, **options) -> Gradients:
@@ -44,7 +43,7 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, **options) -> Grad
 
     Raises
     ------
-    TypeError, ValueError, NotImplementedError
+    TypeError, ValueError
         As :func:`cupyflash.distributed.attention`.
 
     Examples
@@ -58,9 +57,10 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, **options) -> Grad
     True
     """
     check_options(options)
-    arrays = dask_arrays({"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, **given(dlse=dlse)}, options)
-    problem, _ = backward_problem(**{**options, **{name: stand_in(array) for name, array in arrays.items()}})
-    grid = Grid.of(problem, arrays)
+    inputs = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, **given(dlse=dlse)}
+    arrays, aux = dask_arrays(inputs, options)
+    problem, _ = validated(backward_problem, arrays, aux, options)
+    grid = Grid.of(problem, arrays, aux)
     token = tokenize(*arrays.values(), options)
     tasks: Tasks = {}
     terms: dict[str, dict[tuple[int, ...], list[Key]]] = defaultdict(lambda: defaultdict(list))
@@ -68,17 +68,14 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, **options) -> Grad
         for pair, names in _pairs(grid, row):
             place = tuple(pair[dim] for dim in (*grid.leading_dims, QUERIES, KEYS))
             key = f"attention-backward-pair-{token}", *place
-            call = partial(_pair_gradients, names, grid.options(pair))
-            tasks[key] = call, *(grid.operands[name].key(pair) for name in names)
+            tasks[key] = grid.task(_attention_backward, pair, names, {})
             for name in NAMES:
                 if name[1:] in names:
                     term = f"attention-{name}-term-{token}", *place
                     tasks[term] = partial(_term, name), key
                     terms[name][grid.operands[name[1:]].block(pair)].append(term)
     totals = {name: _totals(grid, tasks, terms[name], name, token) for name in NAMES if name[1:] in grid.operands}
-    work = HighLevelGraph.from_collections(
-        f"attention-backward-{token}", tasks, [operand.array for operand in grid.operands.values()]
-    )
+    work = HighLevelGraph.from_collections(f"attention-backward-{token}", tasks, grid.collections)
     return Gradients(
         **{
             name: array_of(work, f"attention-{name}-{token}", total, operand.chunks, q._meta, operand.dtype)
@@ -110,11 +107,6 @@ def _totals(grid: Grid, tasks: Tasks, terms: Mapping[tuple[int, ...], list[Key]]
         else:
             chunks[key] = np.zeros_like, (operand.name, *block)
     return chunks
-
-
-def _pair_gradients(names: Sequence[str], options: Mapping[str, Any], *arrays: Any) -> Gradients:
-    """What a chunk of queries and one of keys add to gradients."""
-    return _attention_backward(**arguments(names, options, arrays))
 
 
 def _term(name: str, gradients: Gradients) -> Any:
