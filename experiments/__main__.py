@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments import backends, pages, record
+from experiments import backends, pages, parallel, record
 from experiments.experiment import CATALOGUE, NAMES, Experiment, Outcome, load
 
 FULL, QUICK = "full", "quick"
-NEEDED = ("hypothesis", "matplotlib")  # beside what the library does
+NEEDED = ("distributed", "hypothesis", "matplotlib")  # beside what the library does
 
 
 class CommandError(Exception):
@@ -30,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     args = _parser().parse_args(arguments)
     try:
-        return args.run(args)
+        with _where_measured(getattr(args, "dask", None)):
+            return args.run(args)
     except CommandError as error:
         print(error, file=sys.stderr)
         return 2
@@ -101,8 +103,26 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=backends.BACKENDS, default="sim", help="default sim; gpu where no counters are needed"
     )
     parser.add_argument(
+        "--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers, started in this folder, measure the cases"
+    )
+    parser.add_argument(
         "--results", type=Path, metavar="DIR", help="default experiments/results, its folder small for other sizes"
     )
+
+
+@contextlib.contextmanager
+def _where_measured(dask: str | None) -> Iterator[None]:
+    """On the cluster whose scheduler is at ``dask``, or here."""
+    if dask is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(parallel.on_dask(dask))
+            parallel.everywhere(record.machine)
+        except RuntimeError as error:
+            raise CommandError(f"--dask {dask}: {error}") from error
+        yield
 
 
 def _shown(size: Any) -> str:
@@ -178,7 +198,7 @@ def _finish(name: str, backend: backends.Backend, args: argparse.Namespace, give
         label = ", ".join(f"{size} {_shown(value)}" for size, value in sizes.items())
     path = _folder(args.results, label) / f"{name}.csv"
     rows = experiment.measure(**({"backend": backend} if experiment.on_gpu else {}), **sizes)
-    record.write_csv(path, rows, record.environment(backend.name, label))
+    record.write_csv(path, rows, record.joined(parallel.everywhere(record.environment, backend.name, label)))
     outcomes = _drawn(experiment, path)
     print(f"wrote {path}, .png and .svg in {time.perf_counter() - start:.1f} s")
     _print_outcomes(outcomes, label)

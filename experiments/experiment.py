@@ -19,6 +19,7 @@ CATALOGUE = {
         "recomputation",
         "memory",
         "sparse_work",
+        "dask_chunks",
     ),
     "Whether it can be fast": ("cost_table", "modelled_time", "cold_start", "host_time"),
     "How accurate it is": (

@@ -75,6 +75,15 @@ def environment(backend: str, sizes: str) -> Row:
     }
 
 
+def joined(environments: Sequence[Row]) -> Row:
+    """One of several: in each column what they have in common, or what each has.
+
+    >>> joined([{"python": "3.11", "numpy": "2.4"}, {"python": "3.11", "numpy": "2.5"}])
+    {'python': '3.11', 'numpy': '2.4; 2.5'}
+    """
+    return {name: "; ".join(dict.fromkeys(row[name] for row in environments)) for name in environments[0]}
+
+
 ENVIRONMENT = ("date", "machine", "python", "numpy", "nvrtc", "cupyflash", "backend", "sizes")
 
 

@@ -8,7 +8,15 @@ import pytest
 import experiments
 
 PAGES = Path(experiments.__file__).parent
-WITH_EXAMPLES = "accuracy.md", "error_bound.md", "options.md", "speed.md", "testing_kernels.md", "tutorial.md"
+WITH_EXAMPLES = (
+    "accuracy.md",
+    "distributed.md",
+    "error_bound.md",
+    "options.md",
+    "speed.md",
+    "testing_kernels.md",
+    "tutorial.md",
+)
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES)

@@ -242,4 +242,7 @@ def test_the_simulators_own_are_refused_on_a_gpu(of_three, tmp_path, monkeypatch
 def test_without_the_packages_of_the_extra_it_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(__main__.importlib.util, "find_spec", lambda name: None)
     assert main(["list"]) == 2
-    assert capsys.readouterr().err == 'no hypothesis and no matplotlib: pip install "cupyflash[experiments]"\n'
+    assert (
+        capsys.readouterr().err
+        == 'no distributed and no hypothesis and no matplotlib: pip install "cupyflash[experiments]"\n'
+    )
