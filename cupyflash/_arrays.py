@@ -28,7 +28,8 @@ def array_kind(array: Any, name: str) -> Literal["numpy", "cupy"]:
         return "numpy"
     if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
         raise TypeError(f"{name}: {type_name} is not supported; use cupy.from_dlpack(x), or numpy.from_dlpack(x)")
-    raise TypeError(f"{name}: expected a numpy.ndarray or a cupy.ndarray, not {type_name}")
+    hint = "; cupyflash.distributed takes them" if type_name.startswith("dask.array.") else ""
+    raise TypeError(f"{name}: expected a numpy.ndarray or a cupy.ndarray, not {type_name}{hint}")
 
 
 def cupy_array_type() -> type | None:

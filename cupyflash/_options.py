@@ -84,10 +84,10 @@ def checked_window(
             "a window": ("sees keys around i + {}", "sees keys around i"),
             "ALiBi": ("is at distance |i + {} - j| of key j", "is at distance |i - j|"),
         }
-        to_last, to_first = (meaning.format(needed) for meaning in meanings[what])
+        to_last, to_first = (meaning.format(needed).replace("+ -", "- ") for meaning in meanings[what])
         raise ValueError(
             f"align: {what} with {lengths} needs one of 'bottom-right' (query i {to_last}: the last query sees "
-            f"all, as in decoding) and 'top-left' (query i {to_first})"
+            f"all, as in decoding), 'top-left' (query i {to_first}) and a whole number (the key that query 0 is at)"
         )
     # The furthest that a key is to the left and to the right of its query's place, in any batch.
     furthest_left, furthest_right = (seqlen_k, seqlen_q) if bottom_right else (seqlen_q + shift, seqlen_k - shift)

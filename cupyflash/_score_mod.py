@@ -127,4 +127,4 @@ def _lengths(problem: Problem, name: str, longest: int) -> np.ndarray:
     shape = problem.leading_shape
     batches = np.broadcast_to(lengths, per_batch(shape))
     of_heads = batches.reshape((*batches.shape, *(1 for _ in shape[batches.ndim :])))
-    return np.broadcast_to(of_heads, shape).astype(np.int32)
+    return np.broadcast_to(of_heads, shape).astype(np.int32, order="C")

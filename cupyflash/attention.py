@@ -111,7 +111,9 @@ def attention(
         counts as 0 * v[j].
     origin : (batch, head, query, key), optional
         What dropout and ``b``, ``h``, ``i``, ``j`` of expressions count from, in place of 0: for a part of a larger
-        call, with which it then drops and modifies the same pairs.
+        call, with which it then drops the same pairs. Batches are numbered over all leading dimensions without heads,
+        in C order; three dimensions have a batch and no heads. ``L`` and ``S`` stay those of this call, and nothing
+        else is shifted: the place of causal queries is told by ``align``.
     score_mod, mask_mod : str, optional
         CUDA C++ expressions: the new score, and whether to attend. They may use ``score`` (score_mod only), ``b`` and
         ``h`` (batch and head), ``i``, ``j``, ``L``, ``S`` (int; lengths of the batch) and names of ``aux``.

@@ -119,7 +119,6 @@ def _where_measured(dask: str | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(parallel.on_dask(dask))
-            parallel.everywhere(record.machine)
         except RuntimeError as error:
             raise CommandError(f"--dask {dask}: {error}") from error
         yield

@@ -35,15 +35,30 @@ def on_dask(address: str) -> Iterator[None]:
     """Have cases within measured by the workers of the Dask scheduler at this address; RuntimeError if it has none."""
     try:
         from distributed import Client
+        from distributed.comm import get_address_host_port, parse_address
+        from distributed.comm.registry import get_backend
     except ImportError as error:
         raise RuntimeError('no distributed: pip install "cupyflash[dask]"') from error
+    try:  # before a client is made, which waits for whatever it is told
+        scheme, _ = parse_address(address, strict=True)
+        get_backend(scheme)
+        if scheme != "inproc":
+            get_address_host_port(address, strict=True)
+    except ValueError as error:
+        raise RuntimeError("not an address; expected one such as tcp://HOST:PORT") from error
     try:
         client = Client(address, timeout=SECONDS_TO_CONNECT, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise RuntimeError(f"no scheduler answers ({error})") from error
-    with client:
+    with client, client.as_current():
         if not client.scheduler_info()["workers"]:
             raise RuntimeError("the scheduler has no workers")
+        try:
+            client.submit(imported, pure=False).result(SECONDS_TO_CONNECT)
+        except Exception as error:  # of whatever kind the scheduler makes of it
+            raise RuntimeError(
+                "its scheduler or a worker cannot import experiments; start both in this folder, by python -m dask"
+            ) from error
         token = _cluster.set(client)
         try:
             yield
@@ -51,15 +66,15 @@ def on_dask(address: str) -> Iterator[None]:
             _cluster.reset(token)
 
 
+def imported() -> bool:
+    """Whether this module is known where the call is made."""
+    return True
+
+
 def everywhere(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What ``function`` returns here and, on a cluster, in each worker; RuntimeError where one cannot call it."""
+    """What ``function`` returns here and, on a cluster, in each worker."""
     here, client = function(*arguments), _cluster.get()
-    if client is None:
-        return [here]
-    try:
-        return [here, *client.run(function, *arguments).values()]
-    except ImportError as error:
-        raise RuntimeError(f"a worker cannot import what it is to run ({error}); start it in this folder") from error
+    return [here] if client is None else [here, *client.run(function, *arguments).values()]
 
 
 def _by_processes(measure: Callable[[Any], Any], cases: Sequence[Any], unit: str) -> list[Any]:

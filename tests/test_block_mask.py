@@ -46,8 +46,8 @@ def test_a_bit_says_whether_a_block_has_a_pair_that_is_left(name):
 @pytest.mark.parametrize(
     ("name", "dtype", "options"),
     [
-        ("documents", np.float16, {"causal": True}),
-        ("prefix", np.float16, {"window_size": (200, 250)}),
+        pytest.param("documents", np.float16, {"causal": True}, marks=pytest.mark.deep),
+        pytest.param("prefix", np.float16, {"window_size": (200, 250)}, marks=pytest.mark.deep),
         ("window and globals", np.float16, {"score_mod": "score / (1 + x[0] * i)", "aux": {"x": np.ones(1)}}),
         ("a batch sees nothing", np.float16, {"split_size": 128}),
         ("window and globals", np.float32, {}),

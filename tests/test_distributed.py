@@ -85,7 +85,7 @@ def test_any_chunks(name, cuts, leading_cut, seed):
         testing.assert_within_bound(results[2][gradient], exact, error, name=gradient)
 
 
-@pytest.mark.parametrize("name", ["band", "lengths"])
+@pytest.mark.parametrize("name", ["band", pytest.param("lengths", marks=pytest.mark.deep)])
 def test_forward_with_options(name):
     (q, k, v, _), rng = drawn()
     options = options_of(name, rng)
@@ -200,6 +200,33 @@ def test_empty_dimensions():
     assert not out.any() and (lse == -np.inf).all()
 
 
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (0, 1, 0)])
+def test_an_axis_of_one_has_one_chunk_that_counts(sizes):
+    """Filters and concatenations leave empty chunks."""
+    (q, k, v, dout), _ = drawn(dtype=np.float32)
+    q, k, v, dout = q[:1, :, :1], k[:, :1], v[:, :1], dout[:, :, :1]
+    out, lse = cupyflash.attention(q, k, v, return_lse=True)
+    lazy_q = da.from_array(q, chunks=(sizes, (4,), sizes, (8,)))
+    lazy_k, lazy_v = (da.from_array(x, chunks=(x.shape[0], sizes, (30,), (8,))) for x in (k, v))
+    lazy = distributed.attention(lazy_q, lazy_k, lazy_v, return_lse=True)
+    gradients = distributed.attention_backward(da.from_array(dout), lazy_q, lazy_k, lazy_v, *lazy)
+    results = dask.compute(*lazy, *gradients, scheduler="synchronous")
+    expected = cupyflash.attention_backward(dout, q, k, v, out, lse)
+    for result, right in zip(results, (out, lse, *expected), strict=True):
+        assert result.shape == right.shape
+        np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sink", [1e300, -1e300, np.inf, -np.inf])
+def test_a_sink_beyond_the_range_of_lse(sink):
+    (q, k, v, _), _ = drawn(dtype=np.float32)
+    options = {"attn_sink": np.full(4, sink), "seqlens_q": np.array([13, 20])}
+    expected = cupyflash.attention(q, k, v, return_lse=True, **options)
+    lazy = distributed.attention(*(in_chunks(x, {11}) for x in (q, k, v)), return_lse=True, **options)
+    for result, right in zip(dask.compute(*lazy, scheduler="synchronous"), expected, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5)
+
+
 def test_refusals():
     x = da.zeros((2, 4, 16, 8), chunks=(1, 2, 8, 8), dtype=np.float16)
     with pytest.raises(ValueError, match=r"k: head_dim 8 is in chunks of \(4, 4\); expected one"):
@@ -214,10 +241,22 @@ def test_refusals():
         distributed.attention(x, x[..., :9, :], x[..., :9, :], causal=True)
     with pytest.raises(TypeError, match="out: Dask arrays are not written to"):
         distributed.attention(x, x, x, out=x)
+    with pytest.raises(TypeError, match="grads_out: Dask arrays are not written to"):
+        distributed.attention_backward(x, x, x, x, x, x[..., 0], grads_out=(x, x, x))
+    with pytest.raises(TypeError, match="gradient_dtype: is not an option"):
+        distributed.attention_backward(x, x, x, x, x, x[..., 0], gradient_dtype=np.float32)
+    with pytest.raises(ValueError, match="align: 2147483647 with seqlen_q 16 and seqlen_k 16 is further than"):
+        distributed.attention(x, x, x, align=2**31 - 1, alibi_slopes=np.zeros(4, np.float16))
     with pytest.raises(TypeError, match="mask_mod: a BlockMask is of whole arrays; give its expression"):
         distributed.attention(x, x, x, mask_mod=cupyflash.block_mask("j <= i", 16, 16))
     with pytest.raises(TypeError, match=r"aux\['t'\]: dtype <c16 is not bool"):
         distributed.attention(x, x, x, mask_mod="t[i]", aux={"t": np.zeros(3, complex)})
+    with pytest.raises(TypeError, match=r"seqlens_k: the graph is made by it; use seqlens_k\.compute\(\)"):
+        distributed.attention(x, x, x, seqlens_k=da.ones(2, dtype=np.int32))
+    with pytest.raises(
+        TypeError, match=r"q: expected a numpy.* not dask\.array\..*; cupyflash\.distributed takes them"
+    ):
+        cupyflash.attention(x, x, x)
     with pytest.raises(TypeError, match="return_max: expected True or False"):
         distributed.attention(x, x, x, return_max=1)
     with pytest.raises(TypeError, match="nonsense: is not an option"):

@@ -1,7 +1,10 @@
 """Attention over Dask arrays on a cluster of two processes: the same bits whoever computes, also if a worker dies."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import dask
@@ -12,8 +15,8 @@ from distributed import Client, LocalCluster
 
 from cupyflash import distributed, testing
 from experiments import parallel, record, sparse_work
-from tests.experiments.running import run
 
+ROOT = Path(__file__).parent.parent
 OPTIONS = {"causal": True, "align": "bottom-right", "dropout_p": 0.2, "seed": 3, "score_mod": "score * (1 + h)"}
 
 
@@ -26,8 +29,8 @@ def client():
 @pytest.fixture
 def arrays():
     rng = np.random.default_rng(0)
-    shapes = (1, 4, 24, 16), (1, 2, 40, 16), (1, 2, 40, 16)
-    return [da.from_array(rng.standard_normal(s).astype(np.float16), chunks=(1, 2, 8, 16)) for s in shapes]
+    shapes = (1, 2, 24, 16), (1, 1, 30, 16), (1, 1, 30, 16)
+    return [da.from_array(rng.standard_normal(s).astype(np.float16), chunks=(1, 2, 12, 16)) for s in shapes]
 
 
 def results(q, k, v):
@@ -56,17 +59,46 @@ def test_a_worker_that_dies_is_replaced(client, arrays, tmp_path: Path):
     expected = dask.compute(*results(q, k, v), scheduler="synchronous")
     died = tmp_path / "died"
     # The last chunk of queries is met late, when each worker holds results of others.
-    fatal = q[:, :, 16:].map_blocks(killing_its_worker_once, died, dtype=q.dtype, meta=q._meta)
-    found = client.gather(client.compute(results(da.concatenate([q[:, :, :16], fatal], axis=2), k, v)))
+    fatal = q[:, :, 12:].map_blocks(killing_its_worker_once, died, dtype=q.dtype, meta=q._meta)
+    found = client.gather(client.compute(results(da.concatenate([q[:, :, :12], fatal], axis=2), k, v)))
     assert died.exists()
     for result, right in zip(found, expected, strict=True):
         testing.assert_same_bits(result, right)
 
 
-def test_experiments_are_spread_over_a_cluster(client, tmp_path, capfd):
-    rows, _ = run("sparse_work", tmp_path, "--seqlens", "70", "--dask", client.scheduler.address)
+def test_experiments_are_spread_over_a_cluster(tmp_path):
+    """By commands alone, as the page has them."""
+    dask = [sys.executable, "-m", "dask"]
+    file = tmp_path / "scheduler.json"
+    with contextlib.ExitStack() as stack:
+        for command in (
+            ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)],
+            ["worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard"],
+        ):
+            process = subprocess.Popen([*dask, *command], cwd=ROOT, stderr=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        with Client(scheduler_file=str(file), timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+            address = client.scheduler.address
+        command = ["run", "sparse_work", "--seqlens", "70", "--results", str(tmp_path / "out"), "--dask", address]
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments", *command], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+    assert done.returncode == 0, done.stderr
+    assert "100%" in done.stdout  # the cluster's own bar
+    rows, _ = record.read_csv(tmp_path / "out" / "sparse_work.csv")
     assert rows == [sparse_work.count((mask, 70)) for mask in sparse_work.MASKS]
-    assert "100%" in capfd.readouterr().out  # the cluster's own bar
+
+
+def test_a_cluster_that_cannot_import_the_experiments(client, monkeypatch):
+    def missing():
+        raise ModuleNotFoundError("No module named 'experiments'")
+
+    monkeypatch.setattr(parallel, "imported", missing)
+    with pytest.raises(RuntimeError, match="cannot import experiments; start both in this folder, by python -m dask"):
+        with parallel.on_dask(client.scheduler.address):
+            pass
 
 
 def test_where_cases_are_measured(client):
@@ -80,7 +112,10 @@ def test_where_cases_are_measured(client):
     assert environment == record.environment("sim", "quick")
 
 
-@pytest.mark.parametrize(("address", "why"), [("tcp://127.0.0.1:9", "no scheduler answers"), ("x", "no scheduler ans")])
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("tcp://127.0.0.1:9", "no scheduler answers"), ("127.0.0.1:8786", "not an address"), ("http://x:1", "not an ad")],
+)
 def test_no_cluster(address, why, capsys, monkeypatch):
     from experiments.__main__ import main
 

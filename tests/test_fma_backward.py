@@ -114,7 +114,10 @@ def test_float32_is_as_accurate_as_numpy(backend, seqlen):
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
-@pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (80, 16), (256, 256)])
+@pytest.mark.parametrize(
+    "head_dims",
+    [(80, 16), (256, 256), *(pytest.param(dims, marks=pytest.mark.deep) for dims in ((64, 64), (128, 128)))],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_work(dtype, head_dims, arch):
     """Bytes, barriers and bank conflicts; tiles that are masked as a whole are not read."""

@@ -10,7 +10,7 @@ from tests.mutants import battery, equivalent, generate
 from tests.mutants.fixed import FAULTS
 from tests.mutants.judge import CAUGHT, judge
 
-IN_EVERY_RUN = 35  # cases, of families in turn
+IN_EVERY_RUN = 28  # cases, of families in turn
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,15 @@ ALL_CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "numerics"), list(zip(DTYPES, [*ALL_CHOICES, *ALL_CHOICES[::-1]], strict=True)))
+@pytest.mark.parametrize(
+    ("dtype", "numerics"),
+    [
+        (np.float16, ALL_CHOICES[0]),
+        (np.float32, ALL_CHOICES[1]),
+        pytest.param(ml_dtypes.bfloat16, ALL_CHOICES[1], marks=pytest.mark.deep),
+        pytest.param(np.float64, ALL_CHOICES[0], marks=pytest.mark.deep),
+    ],
+)
 def test_results_stay_within_their_bounds_with_every_option(dtype, numerics):
     q, k, v = arrays(dtype, shape=(2, 70), head_dim=16)
     rng = np.random.default_rng(1)

@@ -83,7 +83,8 @@ FORMS = [
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [(np.dtype(np.float16), shape) for shape in FORMS]
-    + [(dtype, shape) for dtype in ALL_TYPES[1:] for shape in FORMS[3::2]],
+    + [(np.dtype(np.float32), shape) for shape in FORMS[3::2]]
+    + [pytest.param(dtype, shape, marks=pytest.mark.deep) for dtype in ALL_TYPES[1::2] for shape in FORMS[3::2]],
     ids=str,
 )
 def test_a_bias_of_any_shape(dtype, shape):
@@ -136,7 +137,9 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("dtype", "case"),
-    [(np.float16, case) for case in CASES] + [(np.float32, "some")],
+    [(np.float16, case) for case in list(CASES)[::2]]
+    + [pytest.param(np.float16, case, marks=pytest.mark.deep) for case in list(CASES)[1::2]]
+    + [(np.float32, "some")],
 )
 def test_with_other_options(dtype, case):
     options = dict(CASES[case], alibi_slopes=np.linspace(0.2, 0.0, HEADS), attn_sink=normal(BATCH, 1))
@@ -251,7 +254,7 @@ def test_no_pairs(dtype, lengths, batch):
             assert (getattr(gradients, name) == 0).all(), name
 
 
-@pytest.mark.parametrize("dtype", TWO)
+@pytest.mark.parametrize("dtype", [TWO[0], pytest.param(TWO[1], marks=pytest.mark.deep)])
 def test_sanitized(dtype):
     options = {**CASES["lengths"], **CASES["dropout"], "mask": CASES["mask"]["mask"], "attn_sink": normal(BATCH, 1)}
     for shape in [SHAPE, ()] if dtype == np.float16 else [(BATCH, 1, 1, KEYS)]:

@@ -160,6 +160,7 @@ WITH_OPTIONS = [
 ]  # fmt: skip
 PLANTED = [(file, number, *fault) for file, faults in FAULTS.items() for number, (_, *fault) in enumerate(faults)]
 PLANTED += WITH_OPTIONS
+IN_EVERY_RUN = PLANTED[::2]
 
 
 def statements(file):
@@ -216,12 +217,20 @@ def test_every_barrier_and_wait_is_listed():
         assert found == [statement for statement, *_ in FAULTS.get(f"{file}.cu", [])], file
 
 
-@pytest.mark.parametrize(("file", "problem"), sorted({(file, problem) for file, _, problem, *_ in PLANTED}))
+def every_other(cases, in_every_run):
+    return [case if case in in_every_run else pytest.param(*case, marks=pytest.mark.deep) for case in cases]
+
+
+def used_by(faults):
+    return sorted({(file, problem) for file, _, problem, *_ in faults})
+
+
+@pytest.mark.parametrize(("file", "problem"), every_other(used_by(PLANTED), used_by(IN_EVERY_RUN)))
 def test_nothing_is_found_as_they_are(file, problem):
     assert findings(file, problem) == []
 
 
-@pytest.mark.parametrize(("file", "number", "problem", "kind", "where", "other"), PLANTED)
+@pytest.mark.parametrize(("file", "number", "problem", "kind", "where", "other"), every_other(PLANTED, IN_EVERY_RUN))
 def test_without_it_the_lines_are_named(file, number, problem, kind, where, other):
     with planted(file, without(file, number)):
         found = findings(file, problem)

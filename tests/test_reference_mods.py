@@ -39,6 +39,17 @@ def test_expressions_see_every_head_of_the_result():
     np.testing.assert_array_equal(out, reference.attention(full_q, full_k, v, **EXPRESSIONS))
 
 
+def test_lengths_that_are_broadcast_over_the_first_dimension_of_a_batch():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, 1, 8, 4))
+    lengths = np.array([[8, 3, 5]])
+    of_all = {"seqlens_q": np.repeat(lengths, 2, axis=0), "mask_mod": "j <= i || L > 3"}
+    expected = reference.attention(x, x, x, **of_all)
+    for lengths_of_batches in lengths, lengths[0]:
+        options = of_all | {"seqlens_q": lengths_of_batches}
+        np.testing.assert_array_equal(reference.attention(x, x, x, **options), expected)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_they_stand_between_softcap_and_bias(dtype):
     q, k, v, options = drawn(dtype)

@@ -221,7 +221,10 @@ def test_a_few_channels_are_large(backend, dtype):
 
 
 @all_types
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 32), (32, 16), (64, 128), (128, 64)])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"),
+    [(16, 32), (128, 64), *(pytest.param(*dims, marks=pytest.mark.deep) for dims in ((32, 16), (64, 128)))],
+)
 def test_values_are_wider_or_narrower_than_keys(backend, dtype, head_dim, head_dim_v):
     """native-sparse-attention-triton#27: v was loaded under the mask of k, or dv under that of dk."""
     checked(backend, normal(dtype, (1, 2, 20, head_dim), (1, 2, 30, head_dim), (1, 2, 30, head_dim_v)))
@@ -229,7 +232,9 @@ def test_values_are_wider_or_narrower_than_keys(backend, dtype, head_dim, head_d
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @MASKS
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(
+    "head_dim", [16, 64, 256, *(pytest.param(head_dim, marks=pytest.mark.deep) for head_dim in (32, 128))]
+)
 def test_head_dims_and_short_lengths(backend, dtype, head_dim, options):
     """triton#621, #4541, #2059, #1975: a part of D = 128, an ignored mask, wrong for short lengths."""
     if dtype not in HALF_TYPES:

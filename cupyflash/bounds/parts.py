@@ -51,9 +51,10 @@ def attention_in_parts(q, k, v, edges: Sequence[int], **options) -> tuple[Any, A
         raise ValueError(f"edges: {edges!r} do not increase from 0 to {problem.seqlen_k}")
     exact, lse = float64_on_host(*exact_attention(q, k, v, return_lse=True, **options))
     parts = [_Part.of_keys(q, k, v, keys, problem, options) for keys in pairwise(edges)]
+    levels = int(np.ceil(np.log2(max(len(parts), 1))))
     if "attn_sink" in problem.operands:
         parts.append(_Part.of_sink(problem.operands["attn_sink"], exact))
-    levels = int(np.ceil(np.log2(max(len(parts), 1))))
+        levels += 1  # it may join last
     arithmetic, element = Arithmetic.of(problem.dtype), Precision.of(problem.dtype)
     unit, flush = arithmetic.unit, arithmetic.flush
     to_dtype = element.unit if problem.dtype in HALF_TYPES else 0.0

@@ -25,8 +25,8 @@ class Functions:
     aux: Mapping[str, da.Array]
 
     @classmethod
-    def of(cls, problem: Problem, aux: Mapping[str, da.Array], like: Any) -> Functions:
-        """Those of a problem; ``like`` is an array of the chunks' kind."""
+    def of(cls, problem: Problem, aux: Mapping[str, da.Array]) -> Functions:
+        """Those of a problem. Lengths are NumPy arrays, which tasks bring to where their chunks are."""
         expressions = {name: getattr(problem, name) for name in ("score_mod", "mask_mod")}
         expressions = {name: text for name, text in expressions.items() if text is not None}
         aux = {name: array.rechunk(-1) for name, array in aux.items()}
@@ -38,7 +38,7 @@ class Functions:
             for name in with_lengths:
                 expressions[name] = f"[&](int L, int S) {{ return (\n{expressions[name]}\n); }}({lengths})"
             for place, table in tables.items():
-                aux[table] = da.from_array(np.array(_of_batches(problem, place), like=like), chunks=-1, asarray=False)
+                aux[table] = da.from_array(_of_batches(problem, place), chunks=-1)
         return cls(expressions, aux)
 
 

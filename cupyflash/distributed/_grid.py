@@ -15,6 +15,7 @@ from dask import array as da
 
 from cupyflash._block_mask import BlockMask
 from cupyflash._lengths import per_batch
+from cupyflash._options import MAX_SHIFT
 from cupyflash._problem import Problem
 from cupyflash.distributed._functions import Functions
 from cupyflash.distributed._operands import (
@@ -36,10 +37,16 @@ Place = Mapping[Dim, int]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    if options.get("out") is not None:
-        raise TypeError("out: Dask arrays are not written to; leave it out")
+    for name in ("out", "grads_out"):
+        if options.get(name) is not None:
+            raise TypeError(f"{name}: Dask arrays are not written to; leave it out")
+    if "gradient_dtype" in options:
+        raise TypeError("gradient_dtype: is not an option of attention")
     if isinstance(options.get("mask_mod"), BlockMask):
-        raise TypeError("mask_mod: a BlockMask is of whole arrays; give its expression, mask_mod.mask_mod")
+        raise TypeError("mask_mod: a BlockMask is of whole arrays; give its expression and arrays, .mask_mod and .aux")
+    for name in _LENGTHS:
+        if isinstance(options.get(name), da.Array):
+            raise TypeError(f"{name}: the graph is made by it; use {name}.compute()")
 
 
 def dask_arrays(
@@ -76,8 +83,8 @@ class Grid:
 
     @classmethod
     def of(cls, problem: Problem, arrays: Mapping[str, da.Array], aux: Mapping[str, da.Array]) -> Grid:
-        functions = Functions.of(problem, aux, arrays["q"]._meta)
-        return cls(problem, functions, *in_common_chunks(arrays, problem, _cuts(problem)))
+        _check_reach(problem)
+        return cls(problem, Functions.of(problem, aux), *in_common_chunks(arrays, problem, _cuts(problem)))
 
     @property
     def collections(self) -> list[da.Array]:
@@ -203,6 +210,16 @@ def _counts_places(problem: Problem) -> bool:
     return problem.dropout_p > 0 or problem.score_mod is not None or problem.mask_mod is not None
 
 
+def _check_reach(problem: Problem) -> None:
+    """Raise where a query of some chunk may stand further from the keys of another than a call can say."""
+    furthest = abs(problem.offset) + max(problem.seqlen_q, problem.seqlen_k)
+    if _aligned(problem) and furthest > MAX_SHIFT:
+        raise ValueError(
+            f"align: {problem.offset} with seqlen_q {problem.seqlen_q} and seqlen_k {problem.seqlen_k} is further than "
+            f"{MAX_SHIFT}, counted from the chunks' own first queries and keys"
+        )
+
+
 def _cuts(problem: Problem) -> dict[Dim, set[int]]:
     """Where to cut batches so that all in one chunk have one shift, and their numbers follow on each other."""
     cuts: dict[Dim, set[int]] = defaultdict(set)
@@ -229,7 +246,7 @@ def _called(
     """A call on chunks, with lengths and arrays of expressions where the chunks are."""
     given = dict(zip(names, map(aligned, arrays[: len(names)]), strict=True))
     aux = {
-        name: aligned(array if array.flags.c_contiguous else array.copy())
+        name: aligned(np.asarray(array if array.flags.c_contiguous else array.copy(), like=given["q"]))
         for name, array in zip(aux_names, arrays[len(names) :], strict=True)
     }
     lengths = {name: np.array(options[name], like=given["q"]) for name in _LENGTHS if name in options}

@@ -99,6 +99,7 @@ def in_common_chunks(
             for axis, (dim, length) in enumerate(zip(dims[name], array.shape, strict=True))
             if dim != HEAD_DIM and length != 1
         }
+        chunks |= {axis: 1 for axis, length in enumerate(array.shape) if length == 1}  # one chunk, no empty ones
         operands[name] = Operand(array.rechunk(chunks), dims[name])
     return operands, spans
 

@@ -41,17 +41,19 @@ def attention(
         Arrays of ``aux``, Dask's or others, are put together, since an expression may index all of them. No
         :class:`cupyflash.BlockMask`.
     seqlens_q, seqlens_k : numpy.ndarray, optional
-        What the graph is made by. Aligned bottom-right, batches whose S - L differ are in chunks of their own.
+        What the graph is made by. Aligned bottom-right, batches whose S - L differ are cut into chunks of their own.
     softmax_scale, causal, window_size, align, softcap, split_size, numerics, return_lse, return_max : optional
         As for :func:`cupyflash.attention`; split_size within each chunk.
 
     Returns
     -------
-    out : dask.array.Array, shape (..., L, Dv), the inputs' dtype
+    out : dask.array.Array, shape (..., L, Dv), the inputs' dtype, cut wherever one of the arguments is
     lse : dask.array.Array, with ``return_lse``
     max : dask.array.Array, with ``return_max``
 
-    Of 16-bit inputs, what a pair of chunks gives is rounded to their dtype, and what two of them give, too.
+    Of 16-bit inputs, what a pair of chunks gives is rounded to their dtype, and what two of them give, too: a part may
+    overflow where the whole does not. :func:`cupyflash.bounds.attention_in_parts` bounds the result; its ``edges`` are
+    the cuts of k, v, mask and bias along S.
 
     Raises
     ------
@@ -134,8 +136,10 @@ def _no_keys(shape: tuple[int, ...], lse_dtype: np.dtype, number: int, q: Any) -
 def _with_sink(lengths: np.ndarray | None, part: Sequence[Any], sink: Any) -> tuple[Any, ...]:
     """A sink is one key more, whose value is 0: a part with out 0, of the queries that there are."""
     out, lse, *largest = part
+    largest_lse = np.finfo(lse.dtype).max
+    finite = np.isfinite(sink)  # a float64 sink that float32 does not hold stays a number, as in the kernels
     sink_lse = np.empty_like(lse)
-    sink_lse[...] = sink[..., None]
+    sink_lse[...] = np.where(finite, np.clip(sink, -largest_lse, largest_lse), sink)[..., None]
     if lengths is not None:
         for batch in np.ndindex(lengths.shape):
             sink_lse[(*batch, ..., slice(int(lengths[batch]), None))] = -np.inf

@@ -26,8 +26,9 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, **options) -> Grad
     """:func:`cupyflash.attention_backward` of Dask arrays: a graph, which computes nothing yet.
 
     Each chunk of queries meets the chunks of keys that it sees in a task of its own, with the out and lse of all keys.
-    The gradient of a chunk is the sum of what those tasks give, two by two in a tree of fixed shape, in float32
-    (for float64 in float64), rounded once more to the operand's dtype.
+    The gradient of a chunk is the sum of what those tasks give, each in its operand's dtype and within the bound of
+    such a call, two by two in a tree of fixed shape, in float32 (for float64 in float64), rounded once more to the
+    operand's dtype. In float16 what one task gives may overflow where the sum does not.
 
     Parameters
     ----------

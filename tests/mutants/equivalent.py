@@ -55,6 +55,17 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
             "__device__ TileMask(int first_query, int first_key, const Sequence& sequence, int lane) {",
         ),
     ],
+    "Rows that are copied one by one are the same rows.": [
+        ("query_rows.cuh", "if constexpr (true || STACKED)"),
+    ],
+    "Nothing is stored of a row that does not count, whatever was loaded.": [
+        ("query_rows.cuh", "return row <= num_rows && sequence.counts(first_row + row)"),
+        ("query_rows.cuh", "return row < num_rows || sequence.counts(first_row + row)"),
+    ],
+    "Functions that are made beside those that are asked for are in registers, and dropped.": [
+        ("query_rows.cuh", "static constexpr int NUMBER = STACKED ? 2 * M_TILES : 2;"),
+        ("query_rows.cuh", "for (int n = 0; n <= NUMBER; ++n)"),
+    ],
     "The compiler computes the same addresses in another way, with other registers.": [
         ("flash_fwd.cu", "constexpr bool ADD_QUERY_ADDRESSES = BLOCK_M > HEAD_DIM_V"),
         ("flash_fwd.cu", "constexpr bool ADD_QUERY_ADDRESSES = BLOCK_N <= HEAD_DIM_V"),

@@ -99,8 +99,8 @@ PROBLEMS = [
         variants=Variants(seqlens_q=Lengths("random"), seqlens_k=Lengths("random"), score_mod="squared"),
     ),
     Problem(  # stacked heads
-        "float16", (2, 6), (2, 2), (2, 2), 5, 70, causal=True, align="top-left",
-        variants=Variants(seqlens_q=Lengths("random"), attn_sink=SINK),
+        "float16", (2, 6), (2, 2), (2, 2), 5, 70, 40, 24, causal=True, align="top-left",
+        variants=Variants(seqlens_q=Lengths("random"), attn_sink=SINK, alibi_slopes=SLOPES),
     ),
 ]  # fmt: skip
 CASES = [
