@@ -120,6 +120,12 @@ def test_arrays_of_expressions_are_whole_in_any_chunks():
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_faulty_expression_is_found_in_its_own_line():
+    x = da.zeros((1, 4, 8), chunks=-1, dtype=np.float32)
+    with pytest.raises(ValueError, match=r'score_mod\(2\): error: identifier "nonsense" is undefined'):
+        distributed.attention(x, x, x, score_mod="score + L  // a comment\n + nonsense").compute()
+
+
 def assert_forward_within_bound(results, q, k, v, key_edges, options):
     exact = reference.attention(q, k, v, return_lse=True, **options)
     allowed = bounds.attention_in_parts(q, k, v, key_edges, **options)

@@ -23,7 +23,7 @@ FAULTS = [
     ("causal", "_grid", "int(shift) + first_query - first_key", "int(shift) - first_key"),
     ("causal", "_grid", "first_key - (end_query - 1) <= ", "first_key - (end_query - 1) < "),
     ("band", "_grid", "end_key - 1 - first_query >= ", "end_key - 1 - first_query > "),
-    ("lengths", "_grid", "(self._length(name), place) - start", "(self._length(name), place)"),
+    ("lengths", "_grid", "self.problem, name), place) - start", "self.problem, name), place)"),
     ("lengths", "_grid", '"seqlens_k") - _lengths(problem, "seqlens_q")', '"seqlens_k")'),
     ("lengths", "_grid", "cuts[axis - len(shape)] |= {int(n) + 1 for", "cuts[axis - len(shape)] |= {int(n) + 2 for"),
     ("lengths", "attention", "slice(int(lengths[batch]), None))] = -np.inf", "slice(int(lengths[batch]), None))] = 0"),

@@ -36,7 +36,7 @@ class Functions:
             # In the kernel L and S are the chunk's: a function whose parameters hide them takes the whole's.
             lengths = ", ".join(f"{table}[b - {problem.origin[0]}]" for table in tables.values())
             for name in with_lengths:
-                expressions[name] = f"[&](int L, int S) {{ return (\n{expressions[name]}\n); }}({lengths})"
+                expressions[name] = f"[&](int L, int S) {{ return ({expressions[name]}\n); }}({lengths})"
             for place, table in tables.items():
                 aux[table] = da.from_array(_of_batches(problem, place), chunks=-1)
         return cls(expressions, aux)

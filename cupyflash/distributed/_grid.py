@@ -116,8 +116,7 @@ class Grid:
 
     def seen_from(self, row: Place) -> list[Place]:
         """The chunks of keys, in order, of which a query of the row may see a key."""
-        places = ({**row, KEYS: number} for number in range(len(self.spans[KEYS])))
-        return [place for place in places if self._sees(place)]
+        return [{**row, KEYS: int(number)} for number in np.flatnonzero(self._seen(row))]
 
     def sizes(self, row: Place) -> tuple[int, ...]:
         """Shape of the row's lse."""
@@ -132,7 +131,9 @@ class Grid:
         } | self.lengths(place)
         if _aligned(problem):
             (first_query, _), (first_key, _) = self._pair(place)
-            shift = self._shifts(place).reshape(-1)[:1].sum()  # one for all of the place's batches, if any
+            shift = (
+                self._of_batches(_shifts(self.problem), place).reshape(-1)[:1].sum()
+            )  # one for all of the place's batches, if any
             options |= {"window_size": problem.window, "align": int(shift) + first_query - first_key}
         if _counts_places(problem):
             options |= {"dropout_p": problem.dropout_p, "seed": problem.seed, "origin": self._origin(place)}
@@ -145,21 +146,23 @@ class Grid:
         for name in _LENGTHS:
             if name in self.problem.operands and dims[name] in place:
                 start, stop = self.spans[dims[name]][place[dims[name]]]
-                lengths[name] = np.clip(self._of_batches(self._length(name), place) - start, 0, stop - start)
+                lengths[name] = np.clip(self._of_batches(_lengths(self.problem, name), place) - start, 0, stop - start)
         return lengths
 
-    def _sees(self, place: Place) -> bool:
-        """Whether the band and the lengths leave a pair: in a rectangle of pairs, j - i takes all values between."""
-        (first_query, end_query), (first_key, end_key) = self._pair(place)
-        end_query = np.minimum(end_query, self._of_batches(self._length("seqlens_q"), place))
-        end_key = np.minimum(end_key, self._of_batches(self._length("seqlens_k"), place))
+    def _seen(self, row: Place) -> np.ndarray:
+        """Of each chunk of keys whether band and lengths leave a pair; j - i takes all values in between."""
+        first_query, end_query = self.spans[QUERIES][row[QUERIES]]
+        first_key, end_key = np.array(self.spans[KEYS]).T
+        of_batches = [_lengths(self.problem, name) for name in _LENGTHS] + [_shifts(self.problem)]
+        length_q, length_k, shift = (self._of_batches(values, row)[..., None] for values in of_batches)
+        end_query, end_key = np.minimum(end_query, length_q), np.minimum(end_key, length_k)
         seen = (first_query < end_query) & (first_key < end_key)
         left, right = self.problem.window
         if left is not None:
-            seen &= end_key - 1 - first_query >= self._shifts(place) - left
+            seen &= end_key - 1 - first_query >= shift - left
         if right is not None:
-            seen &= first_key - (end_query - 1) <= self._shifts(place) + right
-        return bool(seen.any())
+            seen &= first_key - (end_query - 1) <= shift + right
+        return seen.reshape(-1, len(first_key)).any(axis=0)
 
     def _origin(self, place: Place) -> tuple[int, ...]:
         """Of the place's first batch, head, query and key."""
@@ -173,12 +176,6 @@ class Grid:
 
     def _pair(self, place: Place) -> tuple[Span, Span]:
         return self.spans[QUERIES][place[QUERIES]], self.spans[KEYS][place[KEYS]]
-
-    def _shifts(self, place: Place) -> np.ndarray:
-        return self._of_batches(_shifts(self.problem), place)
-
-    def _length(self, name: str) -> np.ndarray:
-        return _lengths(self.problem, name)
 
     def _of_batches(self, values: np.ndarray, place: Place) -> np.ndarray:
         """Of one value for each batch, those of the place."""
