@@ -14,7 +14,7 @@ struct QueryRows {
     // What gives an operand's matrix for the head of a row of the tile.
     __device__ __forceinline__ auto of_head(int row) const {
         if constexpr (STACKED)
-            return [this, head = sequence.head(first_row + row)](const auto& operand) {
+            return [this, head = sequence.head(int64_t(first_row) + row)](const auto& operand) {
                 return rows(operand) + head * operand.batch_stride[params.batch.ndim - 1];
             };
         else

