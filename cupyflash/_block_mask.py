@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash._arrays import check_same_place
 from cupyflash._layouts import Layout, Placeholder, operand_layout
-from cupyflash._lengths import heads_of
+from cupyflash._lengths import batches_and_heads
 from cupyflash._shapes import Arrangement
 from cupyflash._user_functions import names_in
 
@@ -61,7 +61,7 @@ class BlockMask:
         for name, size in sizes.items():
             if getattr(self, name) != size:
                 raise ValueError(f"mask_mod: {self!r} is not for {name} {size}")
-        allowed = self._leading_sizes(arrangement)
+        allowed = batches_and_heads(arrangement.leading_shape)
         for name, own, size in zip(("batch", "num_heads"), self.bits.shape, allowed, strict=False):
             if own not in (1, size):
                 raise ValueError(f"mask_mod: {self!r}, expected {name} 1 or {size}")
@@ -91,9 +91,3 @@ class BlockMask:
             shape = (*(leading[:-1] if batch > 1 else ()), num_heads)
         bits = Placeholder.contiguous((*shape, *rows), self.bits.dtype)
         return operand_layout("mask", bits, leading, arrangement.grouped_heads)
-
-    @staticmethod
-    def _leading_sizes(arrangement: Arrangement) -> tuple[int, int]:
-        leading = arrangement.leading_shape
-        num_heads = heads_of(leading)
-        return int(np.prod(leading, dtype=int)) // max(num_heads, 1), num_heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,16 @@ def heads_of(leading_shape: tuple[int, ...]) -> int:
     (8, 1, 1)
     """
     return leading_shape[-1] if len(leading_shape) >= 2 else 1
+
+
+def batches_and_heads(leading_shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many batches, over all leading dimensions without heads, and heads a result has.
+
+    >>> batches_and_heads((2, 3, 8)), batches_and_heads((3,)), batches_and_heads(())
+    ((6, 8), (3, 1), (1, 1))
+    """
+    num_heads = heads_of(leading_shape)
+    return math.prod(leading_shape) // max(num_heads, 1), num_heads
 
 
 def checked_lengths(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -12,7 +11,7 @@ from typing import Any
 from cupyflash._arrays import check_result
 from cupyflash._block_mask import BlockMask
 from cupyflash._layouts import Layout, operand_layout
-from cupyflash._lengths import checked_lengths, heads_of
+from cupyflash._lengths import batches_and_heads, checked_lengths
 from cupyflash._numerics import Numerics
 from cupyflash._options import (
     NO_ORIGIN,
@@ -96,10 +95,14 @@ def varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **options) -> Problem:
 
 
 def _problem(q, k, v, arrangement: Arrangement, options: Mapping[str, Any], **offsets) -> Problem:
+    check_names(options)
+    return _with_options(q, k, v, arrangement, offsets, **options)
+
+
+def check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in OPTIONS:
             raise TypeError(f"{name}: is not an option of attention; those are {', '.join(OPTIONS)}")
-    return _with_options(q, k, v, arrangement, offsets, **options)
 
 
 def _with_options(
@@ -138,9 +141,8 @@ def _with_options(
     softmax_scale = checked_scale(softmax_scale, arrangement.head_dim, arrangement.dtype)
     softcap = checked_softcap(softcap, arrangement.dtype)
     dropout_p, seed = checked_dropout(dropout_p, seed)
-    num_heads = heads_of(arrangement.leading_shape)
-    num_batches = math.prod(arrangement.leading_shape) // max(num_heads, 1)
-    origin = checked_origin(origin, (num_batches, num_heads, arrangement.seqlen_q, arrangement.seqlen_k))
+    counts = batches_and_heads(arrangement.leading_shape)
+    origin = checked_origin(origin, (*counts, arrangement.seqlen_q, arrangement.seqlen_k))
     check_expression("score_mod", score_mod)
     if isinstance(mask, BlockMask):
         raise TypeError("mask: a BlockMask is given as mask_mod")

@@ -6,14 +6,13 @@ Philox (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cupyflash._lengths import heads_of
+from cupyflash._lengths import batches_and_heads
 from cupyflash._options import NO_ORIGIN, checked_dropout, checked_origin, checked_seed, drop_threshold
 
 ROUNDS = 10
@@ -60,8 +59,7 @@ def dropout_mask(shape: Sequence[int], dropout_p: float, seed: int, *, origin: S
     """
     *leading, rows, columns = _checked_shape(shape)
     threshold = np.uint64(drop_threshold(checked_dropout(dropout_p, checked_seed(seed))[0]))
-    num_heads = heads_of(tuple(leading))
-    num_batches = math.prod(leading) // max(num_heads, 1)
+    num_batches, num_heads = batches_and_heads(tuple(leading))
     first_batch, first_head, first_query, first_key = checked_origin(origin, (num_batches, num_heads, rows, columns))
     mask = np.empty((*leading, rows, columns), bool)
     skipped = first_key % 4

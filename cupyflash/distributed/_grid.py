@@ -16,7 +16,7 @@ from dask import array as da
 from cupyflash._block_mask import BlockMask
 from cupyflash._lengths import per_batch
 from cupyflash._options import MAX_SHIFT
-from cupyflash._problem import Problem
+from cupyflash._problem import Problem, check_names
 from cupyflash.distributed._functions import Functions
 from cupyflash.distributed._operands import (
     KEY_HEADS,
@@ -40,8 +40,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name in ("out", "grads_out"):
         if options.get(name) is not None:
             raise TypeError(f"{name}: Dask arrays are not written to; leave it out")
-    if "gradient_dtype" in options:
-        raise TypeError("gradient_dtype: is not an option of attention")
+    check_names({name: value for name, value in options.items() if name != "grads_out"})
     if isinstance(options.get("mask_mod"), BlockMask):
         raise TypeError("mask_mod: a BlockMask is of whole arrays; give its expression and arrays, .mask_mod and .aux")
     for name in _LENGTHS:

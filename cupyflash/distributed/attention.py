@@ -77,8 +77,10 @@ def attention(
     grid = Grid.of(problem, arrays, aux)
     token = tokenize(*arrays.values(), options, return_max)
     tasks: Tasks = {}
-    rows = {tuple(row[dim] for dim in (*grid.leading_dims, QUERIES)): row for row in grid.rows()}
-    ends = {number: _row(grid, row, tasks, (token, *number), return_max=return_max) for number, row in rows.items()}
+    ends = {}
+    for row in grid.rows():
+        number = tuple(row[dim] for dim in (*grid.leading_dims, QUERIES))
+        ends[number] = _row(grid, row, tasks, (token, *number), return_max=return_max)
     work = HighLevelGraph.from_collections(f"attention-{token}", tasks, grid.collections)
     chunks = [[stop - start for start, stop in grid.spans[dim]] for dim in (*grid.leading_dims, QUERIES)]
 
