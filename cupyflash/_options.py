@@ -78,13 +78,16 @@ def checked_window(
         right = 0
     what = "a causal mask" if causal else "a window" if (left, right) != (None, None) else "ALiBi" if with_alibi else ""
     if what and align is None and (varying or seqlen_q != seqlen_k):
-        lengths, needed = varying or (f"seqlen_q {seqlen_q} and seqlen_k {seqlen_k}", str(seqlen_k - seqlen_q))
-        meanings = {
-            "a causal mask": ("sees keys j <= i + {}", "sees keys j <= i"),
-            "a window": ("sees keys around i + {}", "sees keys around i"),
-            "ALiBi": ("is at distance |i + {} - j| of key j", "is at distance |i - j|"),
-        }
-        to_last, to_first = (meaning.format(needed).replace("+ -", "- ") for meaning in meanings[what])
+        more_keys = seqlen_k - seqlen_q
+        lengths, needed = f"seqlen_q {seqlen_q} and seqlen_k {seqlen_k}", f"{'+-'[more_keys < 0]} {abs(more_keys)}"
+        if varying:
+            lengths, needed = varying[0], f"+ {varying[1]}"
+        meaning = {
+            "a causal mask": "sees keys j <= {}",
+            "a window": "sees keys around {}",
+            "ALiBi": "is at distance |{} - j| of key j",
+        }[what]
+        to_last, to_first = meaning.format(f"i {needed}"), meaning.format("i")
         raise ValueError(
             f"align: {what} with {lengths} needs one of 'bottom-right' (query i {to_last}: the last query sees "
             f"all, as in decoding), 'top-left' (query i {to_first}) and a whole number (the key that query 0 is at)"

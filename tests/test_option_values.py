@@ -71,6 +71,19 @@ def test_align_is_needed_only_where_it_matters():
             attention_problem(x, x, x, seqlens_k=np.array(5), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"causal": True}, r"sees keys j <= i - 3: .*sees keys j <= i\)"),
+        ({"window_size": (1, None)}, r"sees keys around i - 3: .*sees keys around i\)"),
+        ({"alibi_slopes": np.zeros((), np.float16)}, r"is at distance \|i - 3 - j\| of key j: .*\|i - j\|"),
+    ],
+)
+def test_what_alignments_would_mean_is_said(options, said):
+    with pytest.raises(ValueError, match=rf"^align: .* \(query i {said}.* and a whole number"):
+        attention_problem(zeros(8, 4), zeros(5, 4), zeros(5, 4), **options)
+
+
 def test_numbers_are_kept_as_python_has_them():
     problem = accepted(
         softcap=np.float32(30), dropout_p=np.float16(0.5), seed=np.uint64(2**64 - 1), split_size=np.int16(256)

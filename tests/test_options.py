@@ -100,6 +100,11 @@ REFUSALS = [
     ({"seed": 2**64}, ValueError, r"seed: 18446744073709551616 is not between 0 and 2\*\*64 - 1"),
     ({"seed": 1.0}, TypeError, r"seed: expected a whole number from 0 to 2\*\*64 - 1, not 1\.0"),
     ({"seed": True}, TypeError, r"seed: expected a whole number .* not True"),
+    (
+        {"causal": True},
+        ValueError,
+        r"align: .*seqlen_q 5 and seqlen_k 7 .*query i sees keys j <= i \+ 2: .* a whole num",
+    ),
     # origin
     ({"origin": 3}, TypeError, r"origin: expected \(batch, head, query, key\), not 3"),
     ({"origin": (0, 0, 1)}, TypeError, r"origin: expected \(batch, head, query, key\), not \(0, 0, 1\)"),
