@@ -115,7 +115,8 @@ def test_arrays_of_expressions_are_whole_in_any_chunks():
     expected = cupyflash.attention(q, k, v, **options)
     transposed = da.from_array(np.asfortranarray(table), chunks=(1, 3, 7))
     lazy = [in_chunks(x, {11}) for x in (q, k, v)]
-    options["aux"] = {"q": transposed, "L_of_batch": np.asfortranarray(table)}
+    in_other_order = da.from_array(table.T.copy(), chunks=-1).T  # whose one chunk is a view
+    options["aux"] = {"q": transposed, "L_of_batch": in_other_order}
     out = distributed.attention(*lazy, **options).compute(scheduler="synchronous")
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
@@ -124,6 +125,24 @@ def test_a_faulty_expression_is_found_in_its_own_line():
     x = da.zeros((1, 4, 8), chunks=-1, dtype=np.float32)
     with pytest.raises(ValueError, match=r'score_mod\(2\): error: identifier "nonsense" is undefined'):
         distributed.attention(x, x, x, score_mod="score + L  // a comment\n + nonsense").compute()
+
+
+@pytest.mark.parametrize(("sink", "levels"), [(None, 2), (np.zeros(4, np.float32), 3)])
+def test_each_level_of_joins_may_round(sink, levels):
+    """Three parts are joined on two levels; a sink joins last."""
+    (q, k, _, _), _ = drawn()
+    ones = np.ones_like(k)
+    whole = bounds.attention(q, k, ones, attn_sink=sink)
+    in_parts, _ = bounds.attention_in_parts(q, k, ones, [0, 10, 20, 30], attn_sink=sink)
+    out = reference.attention(q, k, ones, attn_sink=sink)
+    assert (in_parts - whole >= 0.99 * levels * 2.0**-11 * out).all()
+
+
+@pytest.mark.parametrize("wrong", [[0, 12], [3, 30], [0, 9, 9, 30], [0, 20, 10, 30]])
+def test_parts_of_a_bound_are_all_keys_once(wrong):
+    (q, k, v, _), _ = drawn()
+    with pytest.raises(ValueError, match=r"edges: .* do not increase from 0 to 30"):
+        bounds.attention_in_parts(q, k, v, wrong)
 
 
 def assert_forward_within_bound(results, q, k, v, key_edges, options):
