@@ -57,7 +57,8 @@ def on_dask(address: str) -> Iterator[None]:
             client.submit(imported, pure=False).result(SECONDS_TO_CONNECT)
         except Exception as error:  # of whatever kind the scheduler makes of it
             raise RuntimeError(
-                "its scheduler or a worker cannot import experiments; start both in this folder, by python -m dask"
+                "no worker is free, or it or the scheduler cannot import experiments; start both in this folder, by "
+                "python -m dask"
             ) from error
         token = _cluster.set(client)
         try:
